@@ -1,0 +1,83 @@
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/base.h"
+
+const char *yard_status_name(yard_status status)
+{
+    switch (status) {
+    case YARD_OK:
+        return "ok";
+    case YARD_EINVAL:
+        return "invalid argument";
+    case YARD_ENOMEM:
+        return "out of memory";
+    case YARD_EIO:
+        return "input/output error";
+    case YARD_EFORMAT:
+        return "bad file content";
+    case YARD_ENOTSUP:
+        return "not supported";
+    case YARD_EAGAIN:
+        return "no room now";
+    case YARD_ETIMEDOUT:
+        return "deadline passed";
+    case YARD_EPEER:
+        return "rank lost";
+    case YARD_EDEVICE:
+        return "device error";
+    case YARD_STATUS_COUNT:
+        break;
+    }
+    return "unknown status";
+}
+
+/* Names from files end up in messages, and messages end up on terminals. */
+static void make_printable(char *text)
+{
+    size_t bad_at, n_bytes;
+
+    for (char *c = text; *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f)
+            *c = '?';
+    n_bytes = strlen(text);
+    while (!yard_utf8_valid(text, n_bytes, &bad_at)) {
+        text[bad_at] = '?';
+        text += bad_at;
+        n_bytes -= bad_at;
+    }
+}
+
+yard_status yard_fail(yard_error *err, yard_status status, const char *fmt, ...)
+{
+    va_list args;
+
+    if (!err)
+        return status;
+    err->status = status;
+    va_start(args, fmt);
+    vsnprintf(err->message, sizeof(err->message), fmt, args);
+    va_end(args);
+    make_printable(err->message);
+    return status;
+}
+
+void yard_warn(const yard_notify *notify, const char *fmt, ...)
+{
+    char line[YARD_ERROR_MESSAGE_BYTES];
+    va_list args;
+
+    if (!notify || !notify->warn)
+        return;
+    va_start(args, fmt);
+    vsnprintf(line, sizeof(line), fmt, args);
+    va_end(args);
+    make_printable(line);
+    notify->warn(notify->ctx, line);
+}
+
+void yard_progress(const yard_notify *notify, const char *what, uint64_t done, uint64_t total)
+{
+    if (notify && notify->progress)
+        notify->progress(notify->ctx, what, done, total);
+}

@@ -1,0 +1,48 @@
+/* switchyard: one program, one command a file (cmd_<name>.c). */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cli/cli.h"
+
+static const struct command {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *what;
+} commands[] = {};
+
+enum { N_COMMANDS = sizeof(commands) / sizeof(commands[0]) };
+
+static void print_help(FILE *to)
+{
+    fprintf(to,
+            "Usage: switchyard COMMAND [ARGUMENT...]\n"
+            "Serves Mixture-of-Experts language models of the DeepSeek-V3 kind.\n\nCommands:\n");
+    for (int i = 0; i < N_COMMANDS; i++)
+        fprintf(to, "  %-10s %s\n", commands[i].name, commands[i].what);
+    fprintf(to, "\nExamples:\n"
+                "  switchyard generate models/demo --prompt 'In the beginning' --max-tokens 32\n"
+                "  switchyard chat models/demo\n"
+                "\n'switchyard COMMAND --help' tells the arguments of one command.\n"
+                "Exit codes: 0 done, 1 failed, 2 wrong usage.\n");
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help(stderr);
+        return YARD_EXIT_USAGE;
+    }
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-?") || !strcmp(argv[1], "help")) {
+        print_help(stdout);
+        return yard_cli_close_stdout("help");
+    }
+    if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V")) {
+        printf("switchyard %s\n", YARD_VERSION);
+        return yard_cli_close_stdout("version");
+    }
+    for (int i = 0; i < N_COMMANDS; i++)
+        if (!strcmp(argv[1], commands[i].name))
+            return commands[i].run(argc - 1, argv + 1);
+    fprintf(stderr, "switchyard: no command '%s'; 'switchyard --help' lists them\n", argv[1]);
+    return YARD_EXIT_USAGE;
+}

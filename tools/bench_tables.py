@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Make the tables of docs/performance.md from the rows in bench/results/*.jsonl.
+
+Between the markers
+
+    <!-- bench:NAME KEY=VALUE .. -->
+    <!-- /bench -->
+
+goes a table of the rows whose "bench" is NAME and whose case (or row) has every KEY=VALUE, grouped
+by device. Of rows that measure the same case on the same device the newest stays.
+
+    tools/bench_tables.py            write the tables
+    tools/bench_tables.py --check    exit 1 when a table is not what the rows say
+"""
+import argparse
+import json
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"(<!-- bench:(\S+)((?: \S+=\S+)*) -->\n).*?(<!-- /bench -->)", re.S)
+FIELDS = {"bench", "case", "p50_us", "p99_us", "min_us", "floor_us", "bytes", "flops", "verified",
+          "device", "ranks", "commit", "date"}
+
+
+def read_rows(folder):
+    rows = []
+    for path in sorted(folder.glob("*.jsonl")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                sys.exit(f"{path}:{number}: not JSON: {error}")
+            missing = FIELDS - row.keys()
+            if missing:
+                sys.exit(f"{path}:{number}: without {', '.join(sorted(missing))}")
+            rows.append(row)
+    return rows
+
+
+def newest(rows):
+    """One row for each case, in the order of their first appearance."""
+    latest = {}
+    for row in rows:
+        key = json.dumps([row["bench"], row["device"], row["ranks"], row["case"]], sort_keys=True)
+        if key not in latest or row["date"] >= latest[key]["date"]:
+            latest[key] = row
+    return list(latest.values())
+
+
+def matches(row, conditions):
+    return all(str(row["case"].get(key, row.get(key))) == value for key, value in conditions)
+
+
+def duration(us):
+    if us is None:
+        return "-"
+    if us >= 1e6:
+        return f"{us / 1e6:.2f} s"
+    if us >= 1e3:
+        return f"{us / 1e3:.2f} ms"
+    return f"{us:.1f} µs"
+
+
+def rate(per_second):
+    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.1f}"
+
+
+def cells_of(row, keys):
+    case = row["case"]
+    cells = [str(case.get(key, "-")) for key in keys]
+    cells += [duration(row[name]) for name in ("p50_us", "p99_us", "min_us", "floor_us")]
+    if "tokens" in case:
+        cells.append(rate(case["tokens"] * 1e6 / row["p50_us"]))
+    elif row["bytes"] is not None:
+        cells.append(f"{row['bytes'] / row['p50_us'] / 1e3:.1f} GB/s")
+    else:
+        cells.append("-")
+    cells.append("yes" if row["verified"] else "**no**")
+    return cells
+
+
+def markdown(header, body):
+    lines = [header, ["---"] * len(header), *body]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+
+def table(rows):
+    """Columns for what tells the rows apart; what they share is said once, above."""
+    keys = list(dict.fromkeys(key for row in rows for key in row["case"] if key != "tokens"))
+    shared = [key for key in keys if len({str(row["case"].get(key)) for row in rows}) == 1]
+    keys = [key for key in keys if key not in shared]
+    header = keys + ["median", "p99", "min", "floor",
+                     "tokens/s" if any("tokens" in row["case"] for row in rows) else "rate",
+                     "verified"]
+    about = [f"{key} {rows[0]['case'][key]}" for key in shared]
+    ranks = sorted({row["ranks"] for row in rows})
+    about.append(f"ranks {', '.join(map(str, ranks))}")
+    about.append("commit " + ", ".join(sorted({row["commit"] for row in rows})))
+    about.append(max(row["date"] for row in rows)[:10])
+    return f"{'; '.join(about)}.\n\n" + markdown(header, [cells_of(row, keys) for row in rows])
+
+
+def tables(rows, name, conditions):
+    rows = [row for row in rows if row["bench"] == name and matches(row, conditions)]
+    if not rows:
+        return "\nNothing measured yet.\n\n"
+    text = ""
+    for device in dict.fromkeys(row["device"] for row in rows):
+        text += f"\n**{device}**: " + table([row for row in rows if row["device"] == device])
+    return text + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when stale")
+    parser.add_argument("--results", type=pathlib.Path, default=ROOT / "bench" / "results")
+    parser.add_argument("--page", type=pathlib.Path, default=ROOT / "docs" / "performance.md")
+    args = parser.parse_args()
+
+    rows = newest(read_rows(args.results))
+    old = args.page.read_text()
+    if not BLOCK.search(old):
+        sys.exit(f"{args.page}: no marker <!-- bench:NAME --> .. <!-- /bench -->")
+
+    def fill(block):
+        conditions = [word.split("=", 1) for word in block[3].split()]
+        return block[1] + tables(rows, block[2], conditions) + block[4]
+
+    new = BLOCK.sub(fill, old)
+    if args.check and new != old:
+        sys.exit(f"{args.page}: stale; run tools/bench_tables.py")
+    if new != old:
+        args.page.write_text(new)
+
+
+if __name__ == "__main__":
+    main()

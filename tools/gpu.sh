@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# gpu.sh test|bench BUILD_DIR: builds the CUDA programs and runs them. Without nvcc or a GPU it says
+# so and succeeds: a machine without one is normal.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+what=$1
+build=$2
+nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null || true)
+if [[ -z "$nvcc" ]]; then
+    echo "gpu-$what: not run, there is no nvcc in PATH or /usr/local/cuda/bin"
+    exit 0
+fi
+if [[ $what == bench ]]; then
+    echo "gpu-bench: not run, no CUDA kernel has a benchmark yet"
+    exit 0
+fi
+cmake -G Ninja -S . -B "$build" -DYARD_CUDA=ON >"/dev/null"
+cmake --build "$build" -j "${JOBS:-$(nproc)}" --target gpu_test
+rc=0
+"$build/gpu_test" || rc=$?
+if [[ $rc == 77 ]]; then
+    echo "gpu-$what: built, not run: no GPU here; $build/gpu_test needs libc and the driver only"
+    exit 0
+fi
+exit $rc
