@@ -1,0 +1,164 @@
+/* The CPU table: streams, scratch, and which function is which operation. Operations run at once,
+ * on the calling thread and the pool's. */
+#include "ops/cpu/cpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ops/cpu/sample.h"
+
+static uint32_t max_u32(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+static float *take_floats(yard_arena *arena, size_t n)
+{
+    return yard_arena_take(arena, n * sizeof(float));
+}
+
+/* Called twice: to measure (arena->base NULL), then to place. */
+static void lay_out(yard_arena *arena, struct yard_stream_s *s, uint32_t n_threads)
+{
+    const yard_ops_limits *l = &s->limits;
+    const uint32_t head_dim = pad_lanes(l->nope_dims + l->rope_dims);
+    const uint32_t latent = pad_lanes(l->kv_rank + l->rope_dims);
+    const uint32_t widest = pad_lanes(max_u32(max_u32(l->max_in, latent), head_dim));
+    const uint32_t page = YARD_PAGE_TOKENS;
+    const uint32_t out = max_u32(max_u32(l->v_dims, l->kv_rank), 1);
+    /* decode holds all heads of one row, prefill all rows of one head */
+    const size_t rows = max_u32(max_u32(l->max_tokens, l->max_heads), MAX_TILE_ROWS);
+    const size_t attention_x = rows * max_u32(latent, head_dim);
+    const size_t product_x = (size_t)max_u32(MAX_TILE_ROWS, page) * widest;
+    const size_t panel = max_u32(max_u32(PANEL_ROWS * widest, YARD_GROUP * latent),
+                                 3 * l->max_experts); /* the router's scores live there too */
+
+    s->scratch = yard_arena_take(arena, n_threads * sizeof(*s->scratch));
+    s->list =
+        yard_arena_take(arena, (max_u32(l->max_tokens, l->max_experts) + 2) * sizeof(*s->list));
+    for (uint32_t t = 0; t < n_threads; t++) {
+        cpu_scratch c = {
+            .x = take_floats(arena, product_x > attention_x ? product_x : attention_x),
+            .x_scale =
+                take_floats(arena, (size_t)max_u32(MAX_TILE_ROWS, page) * yard_group_count(widest)),
+            .latent = take_floats(arena, (size_t)page * latent),
+            .panel = take_floats(arena, panel),
+            .k = take_floats(arena, (size_t)page * head_dim),
+            .v = take_floats(arena, (size_t)page * pad_lanes(l->v_dims)),
+            .score = take_floats(arena, rows * page),
+            .acc = take_floats(arena, rows * out),
+            .max = take_floats(arena, rows),
+            .sum = take_floats(arena, rows),
+            .row = take_floats(arena, 2 * (size_t)widest),
+            .codes = yard_arena_take(arena, widest),
+            .sample = yard_arena_take(arena, yard_cpu_sample_scratch_bytes(l->max_vocab)),
+        };
+        if (arena->base)
+            s->scratch[t] = c;
+    }
+}
+
+static void close_stream(yard_stream s)
+{
+    if (!s)
+        return;
+    yard_pool_destroy(s->pool);
+    free(s->block);
+    free(s);
+}
+
+static yard_status open_stream(yard_stream *out, const yard_ops_config *config, yard_error *err)
+{
+    const uint32_t n_threads = config->n_threads ? config->n_threads : yard_cpu_count();
+    yard_arena arena = { 0 };
+    yard_status st = YARD_OK;
+    yard_stream s = yard_alloc(sizeof(*s));
+
+    if (!s)
+        return yard_fail(err, YARD_ENOMEM, "cpu stream: %zu bytes", sizeof(*s));
+    s->limits = config->limits;
+    s->kernels = yard_cpu_kernels_choose(config->variant);
+    if (!s->kernels) {
+        st = yard_fail(err, YARD_EINVAL,
+                       "cpu variant: want c or avx2 (if the processor has it), "
+                       "got '%s'",
+                       config->variant);
+        goto out;
+    }
+    st = yard_pool_create(&s->pool, n_threads, err);
+    if (st != YARD_OK)
+        goto out;
+    lay_out(&arena, s, n_threads);
+    arena.size_bytes = arena.used_bytes;
+    arena.used_bytes = 0;
+    arena.base = s->block = yard_alloc(arena.size_bytes);
+    if (!s->block) {
+        st = yard_fail(err, YARD_ENOMEM, "cpu workspace: %zu bytes for %u threads",
+                       arena.size_bytes, n_threads);
+        goto out;
+    }
+    lay_out(&arena, s, n_threads);
+    snprintf(s->description, sizeof(s->description), "cpu, %u thread%s, %s: %s", n_threads,
+             n_threads == 1 ? "" : "s", s->kernels->name, s->kernels->reason);
+    *out = s;
+    s = NULL;
+out:
+    close_stream(s);
+    return st;
+}
+
+static const char *describe(yard_stream s)
+{
+    return s->description;
+}
+
+static void synchronise(yard_stream s)
+{
+    (void)s; /* every operation is complete when it returns */
+}
+
+struct sample_job {
+    yard_stream s;
+    const yard_sample_args *a;
+};
+
+static void sample_task(void *ctx, uint32_t i, uint32_t thread)
+{
+    const struct sample_job *job = ctx;
+    const yard_sample_args *a = job->a;
+
+    yard_cpu_sample_row(&a->rows[i], a->logits + (size_t)i * a->n_vocab, a->n_vocab,
+                        job->s->scratch[thread].sample, &a->token[i]);
+}
+
+void yard_cpu_sample(yard_stream s, const yard_sample_args *a)
+{
+    struct sample_job job = { s, a };
+
+    yard_pool_run(s->pool, sample_task, &job, (uint32_t)*a->n_rows);
+}
+
+const yard_ops yard_ops_cpu = {
+    .name = "cpu",
+    .open = open_stream,
+    .close = close_stream,
+    .describe = describe,
+    .synchronise = synchronise,
+    .embed = yard_cpu_embed,
+    .rms_norm_quant = yard_cpu_rms_norm_quant,
+    .linear = yard_cpu_linear,
+    .grouped_linear = yard_cpu_grouped_linear,
+    .head_linear = yard_cpu_head_linear,
+    .rope_q = yard_cpu_rope_q,
+    .rope_append_kv = yard_cpu_rope_append_kv,
+    .mla_decode = yard_cpu_mla_decode,
+    .mla_prefill = yard_cpu_mla_prefill,
+    .moe_route = yard_cpu_moe_route,
+    .moe_scatter = yard_cpu_moe_scatter,
+    .moe_gather = yard_cpu_moe_gather,
+    .silu_mul_quant = yard_cpu_silu_mul_quant,
+    .residual_add = yard_cpu_residual_add,
+    .quantise = yard_cpu_quantise,
+    .select_rows = yard_cpu_select_rows,
+    .sample = yard_cpu_sample,
+};

@@ -1,0 +1,162 @@
+/* The plain C definition of the inner kernels. */
+#include <math.h>
+
+#include "ops/cpu/cpu.h"
+#include "ops/cpu/exp.h"
+
+float yard_cpu_exp(float x)
+{
+    float n, r, p;
+
+    if (!(x >= EXP_MIN))
+        return x != x ? x : 0.0f;
+    if (x > EXP_MAX)
+        x = EXP_MAX;
+    n = nearbyintf(x * EXP_LOG2E);
+    r = fmaf(n, -EXP_LN2_HIGH, x);
+    r = fmaf(n, -EXP_LN2_LOW, r);
+    p = EXP_C6;
+    p = fmaf(p, r, EXP_C5);
+    p = fmaf(p, r, EXP_C4);
+    p = fmaf(p, r, EXP_C3);
+    p = fmaf(p, r, EXP_C2);
+    p = fmaf(p, r, 1.0f);
+    p = fmaf(p, r, 1.0f);
+    return p * yard_f32_from_bits((uint32_t)((int32_t)n + 127) << 23);
+}
+
+static float add_lanes(const float *lane)
+{
+    const float a = lane[0] + lane[4], b = lane[1] + lane[5];
+    const float c = lane[2] + lane[6], d = lane[3] + lane[7];
+
+    return (a + c) + (b + d);
+}
+
+/* Lanes of x . w over n elements, n a multiple of LANES. */
+static void dot_lanes(const float *x, const float *w, uint32_t n, float *lane)
+{
+    for (uint32_t i = 0; i < n; i += LANES)
+        for (uint32_t l = 0; l < LANES; l++)
+            lane[l] = fmaf(x[i + l], w[i + l], lane[l]);
+}
+
+static float dot_one(const float *x, const float *w, uint32_t n_k, const float *x_scale,
+                     const float *w_scale)
+{
+    const uint32_t n = pad_lanes(n_k);
+    float outer[LANES] = { 0 };
+
+    if (!w_scale) {
+        dot_lanes(x, w, n, outer);
+        return add_lanes(outer);
+    }
+    for (uint32_t k = 0, group = 0; k < n; k += YARD_GROUP, group++) {
+        const uint32_t n_group = n - k < YARD_GROUP ? n - k : YARD_GROUP;
+        const float scale = x_scale ? x_scale[group] * w_scale[group] : w_scale[group];
+        float lane[LANES] = { 0 };
+
+        dot_lanes(x + k, w + k, n_group, lane);
+        for (uint32_t l = 0; l < LANES; l++)
+            outer[l] = fmaf(lane[l], scale, outer[l]);
+    }
+    return add_lanes(outer);
+}
+
+static void dot(const dot_args *a)
+{
+    for (uint32_t m = 0; m < a->n_x; m++)
+        for (uint32_t n = 0; n < a->n_w; n++)
+            a->y[m * a->y_ld + n] = dot_one(a->x + m * a->x_ld, a->w + n * a->w_ld, a->n_k,
+                                            a->x_scale ? a->x_scale + m * a->x_scale_ld : NULL,
+                                            a->w_scale ? a->w_scale[n] : NULL);
+}
+
+/* One group's worth of w at a time, decoded on the stack. */
+static float raw_dot_one(const raw_dot_args *a, uint32_t m, uint32_t n)
+{
+    const size_t element_bytes = yard_dtype_bytes(a->w_dtype);
+    const uint8_t *w = (const uint8_t *)a->w + n * a->w_ld * element_bytes;
+    const float *x = a->x + m * a->x_ld;
+    float outer[LANES] = { 0 };
+
+    for (uint32_t k = 0, group = 0; k < a->n_k; k += YARD_GROUP, group++) {
+        const uint32_t n_group = a->n_k - k < YARD_GROUP ? a->n_k - k : YARD_GROUP;
+        float values[YARD_GROUP] = { 0 }, lane[LANES] = { 0 };
+        float scale;
+
+        yard_convert_c.decode(a->w_dtype, w + k * element_bytes, n_group, values);
+        if (!a->w_scale) {
+            dot_lanes(x + k, values, pad_lanes(n_group), outer);
+            continue;
+        }
+        scale = a->w_scale[n][group];
+        if (a->x_scale)
+            scale = a->x_scale[m * a->x_scale_ld + group] * scale;
+        dot_lanes(x + k, values, pad_lanes(n_group), lane);
+        for (uint32_t l = 0; l < LANES; l++)
+            outer[l] = fmaf(lane[l], scale, outer[l]);
+    }
+    return add_lanes(outer);
+}
+
+static void raw_dot(const raw_dot_args *a)
+{
+    for (uint32_t m = 0; m < a->n_x; m++)
+        for (uint32_t n = 0; n < a->n_w; n++)
+            a->y[m * a->y_ld + n] = raw_dot_one(a, m, n);
+}
+
+static void axpy(const float *x, size_t x_ld, uint32_t n_x, const float *w, size_t w_ld,
+                 uint32_t n_r, uint32_t n_c, float *acc, size_t acc_ld)
+{
+    for (uint32_t m = 0; m < n_x; m++)
+        for (uint32_t r = 0; r < n_r; r++)
+            for (uint32_t c = 0; c < n_c; c++)
+                acc[m * acc_ld + c] = fmaf(x[m * x_ld + r], w[r * w_ld + c], acc[m * acc_ld + c]);
+}
+
+static void scale(float *acc, uint32_t n, float f)
+{
+    for (uint32_t i = 0; i < n; i++)
+        acc[i] *= f;
+}
+
+static float sum_squares(const float *x, uint32_t n)
+{
+    float lane[LANES] = { 0 };
+
+    for (uint32_t i = 0; i < n; i++)
+        lane[i % LANES] = fmaf(x[i], x[i], lane[i % LANES]);
+    return add_lanes(lane);
+}
+
+static float exp_sum(float *x, uint32_t n, float max)
+{
+    float lane[LANES] = { 0 };
+
+    for (uint32_t i = 0; i < n; i++) {
+        x[i] = yard_cpu_exp(x[i] - max);
+        lane[i % LANES] += x[i];
+    }
+    return add_lanes(lane);
+}
+
+static void silu_mul(const float *gate, const float *up, uint32_t n, float *y)
+{
+    for (uint32_t i = 0; i < n; i++)
+        y[i] = gate[i] / (1.0f + yard_cpu_exp(-gate[i])) * up[i];
+}
+
+const cpu_kernels yard_cpu_kernels_c = {
+    .name = "c",
+    .reason = "plain C definition",
+    .convert = &yard_convert_c,
+    .dot = dot,
+    .raw_dot = raw_dot,
+    .axpy = axpy,
+    .scale = scale,
+    .sum_squares = sum_squares,
+    .exp_sum = exp_sum,
+    .silu_mul = silu_mul,
+};

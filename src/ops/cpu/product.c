@@ -1,0 +1,269 @@
+/* Matrix products: linear, grouped linear, and one small product per head. */
+#include "ops/cpu/cpu.h"
+
+/* Scale rows of up to a few rows of w, NULL when w has none. */
+static const float *const *scale_rows(const yard_matrix *w, uint32_t first, uint32_t n,
+                                      const float **rows)
+{
+    if (w->dtype != YARD_FP8_E4M3)
+        return NULL;
+    for (uint32_t i = 0; i < n; i++)
+        rows[i] = matrix_scale_row(w, first + i);
+    return rows;
+}
+
+enum { RAW_BATCH = 64 }; /* rows of w handed to raw_dot at once */
+
+/* Few rows of x: w is read once, decoded in registers. */
+static void product_few(const cpu_kernels *k, const product_args *a)
+{
+    const float *scales[RAW_BATCH];
+
+    for (uint32_t n = 0; n < a->n_w; n += RAW_BATCH) {
+        const uint32_t n_w = a->n_w - n < RAW_BATCH ? a->n_w - n : RAW_BATCH;
+        const raw_dot_args args = {
+            .x = a->x,
+            .x_ld = a->x_ld,
+            .n_x = a->n_x,
+            .n_w = n_w,
+            .n_k = a->w->cols,
+            .w_dtype = a->w->dtype,
+            .w = matrix_row(a->w, a->w_first + n),
+            .w_ld = a->w->ld,
+            .x_scale = a->x_scale,
+            .x_scale_ld = a->x_scale_ld,
+            .w_scale = scale_rows(a->w, a->w_first + n, n_w, scales),
+            .y = a->y + n,
+            .y_ld = a->y_ld,
+        };
+        k->raw_dot(&args);
+    }
+}
+
+/* Many rows of x: a few rows of w are decoded once and used for all of them. */
+static void product_many(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a)
+{
+    const uint32_t n_k = a->w->cols, ld = pad_lanes(n_k);
+    const float *scales[PANEL_ROWS];
+
+    for (uint32_t n = 0; n < a->n_w; n += PANEL_ROWS) {
+        const uint32_t n_w = a->n_w - n < PANEL_ROWS ? a->n_w - n : PANEL_ROWS;
+        const dot_args args = {
+            .x = a->x,
+            .x_ld = a->x_ld,
+            .n_x = a->n_x,
+            .w = scratch->panel,
+            .w_ld = ld,
+            .n_w = n_w,
+            .n_k = n_k,
+            .x_scale = a->x_scale,
+            .x_scale_ld = a->x_scale_ld,
+            .w_scale = scale_rows(a->w, a->w_first + n, n_w, scales),
+            .y = a->y + n,
+            .y_ld = a->y_ld,
+        };
+        for (uint32_t i = 0; i < n_w; i++) {
+            k->convert->decode(a->w->dtype, matrix_row(a->w, a->w_first + n + i), n_k,
+                               scratch->panel + i * ld);
+            memset(scratch->panel + i * ld + n_k, 0, (ld - n_k) * sizeof(float));
+        }
+        k->dot(&args);
+    }
+}
+
+void yard_cpu_product(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a)
+{
+    if (a->n_x <= FEW_ROWS)
+        product_few(k, a);
+    else
+        product_many(k, scratch, a);
+}
+
+/* ---- linear and grouped linear ----------------------------------------------------------- */
+
+/* A task is a range of output columns of one group. */
+enum { TASK_COLUMNS = 48 };
+
+struct linear_job {
+    yard_stream s;
+    row_source source;
+    const yard_matrix *w;  /* [n_groups] */
+    const int32_t *offset; /* [n_groups + 1] */
+    const int32_t *active; /* groups that have rows */
+    uint32_t tasks_per_group;
+    yard_rows y;
+};
+
+static void linear_task(void *ctx, uint32_t task, uint32_t thread)
+{
+    const struct linear_job *job = ctx;
+    const cpu_kernels *k = job->s->kernels;
+    cpu_scratch *scratch = &job->s->scratch[thread];
+    const int32_t group = job->active[task / job->tasks_per_group];
+    const yard_matrix *w = &job->w[group];
+    const uint32_t first = task % job->tasks_per_group * TASK_COLUMNS;
+    const uint32_t n_w = w->rows - first < TASK_COLUMNS ? w->rows - first : TASK_COLUMNS;
+    const uint32_t ld = pad_lanes(w->cols), scale_ld = yard_group_count(w->cols);
+    float y[MAX_TILE_ROWS * TASK_COLUMNS];
+
+    for (int32_t row = job->offset[group]; row < job->offset[group + 1]; row += MAX_TILE_ROWS) {
+        const int32_t left = job->offset[group + 1] - row;
+        const uint32_t n_x = left < MAX_TILE_ROWS ? (uint32_t)left : MAX_TILE_ROWS;
+        bool scaled = false;
+
+        for (uint32_t i = 0; i < n_x; i++)
+            scaled = yard_cpu_load_row(k, &job->source, (size_t)row + i, 0, w->cols, scratch,
+                                       scratch->x + i * ld, scratch->x_scale + i * scale_ld);
+        yard_cpu_product(k, scratch,
+                         &(product_args){ .x = scratch->x,
+                                          .x_ld = ld,
+                                          .n_x = n_x,
+                                          .x_scale = scaled ? scratch->x_scale : NULL,
+                                          .x_scale_ld = scale_ld,
+                                          .w = w,
+                                          .w_first = first,
+                                          .n_w = n_w,
+                                          .y = y,
+                                          .y_ld = TASK_COLUMNS });
+        for (uint32_t i = 0; i < n_x; i++)
+            yard_cpu_store_row(k, job->y, (size_t)row + i, first, n_w, y + i * TASK_COLUMNS);
+    }
+}
+
+static void run_groups(struct linear_job *job, uint32_t n_groups)
+{
+    uint32_t n_active = 0;
+
+    for (uint32_t g = 0; g < n_groups; g++)
+        if (job->offset[g + 1] > job->offset[g])
+            job->s->list[n_active++] = (int32_t)g;
+    job->active = job->s->list;
+    job->tasks_per_group = yard_ceil_div(job->w[0].rows, TASK_COLUMNS);
+    yard_pool_run(job->s->pool, linear_task, job, n_active * job->tasks_per_group);
+}
+
+void yard_cpu_linear(yard_stream s, const yard_linear_args *a)
+{
+    const int32_t offset[2] = { 0, *a->n_rows };
+    struct linear_job job = {
+        .s = s, .source = { .x = a->x }, .w = &a->w, .offset = offset, .y = a->y
+    };
+
+    run_groups(&job, 1);
+}
+
+void yard_cpu_grouped_linear(yard_stream s, const yard_grouped_linear_args *a)
+{
+    struct linear_job job = {
+        .s = s, .source = { .x = a->x }, .w = a->w, .offset = a->offset, .y = a->y
+    };
+
+    run_groups(&job, a->n_groups);
+}
+
+/* ---- one product per head ---------------------------------------------------------------- */
+
+struct head_job {
+    yard_stream s;
+    const yard_head_linear_args *a;
+    row_source source;
+    const int32_t *row; /* rows that take part */
+    uint32_t n_rows;
+};
+
+/* y[c] = sum over r of x[r] w[first + r, c]: r is cut where its activation group or the block of w
+ * ends; each piece is summed by itself, then scaled. */
+static void transposed_rows(const struct head_job *job, cpu_scratch *scratch, uint32_t first,
+                            uint32_t n_x, size_t x_ld, bool scaled)
+{
+    const yard_matrix *w = &job->a->w;
+    const cpu_kernels *k = job->s->kernels;
+    const uint32_t n_r = job->a->head_rows, n_c = w->cols;
+    const uint32_t scale_ld = yard_group_count(n_r);
+    float *part = scratch->row;
+
+    memset(scratch->acc, 0, (size_t)n_x * n_c * sizeof(float));
+    for (uint32_t r = 0; r < n_r;) {
+        const uint32_t group_end = (r / YARD_GROUP + 1) * YARD_GROUP;
+        uint32_t end = group_end < n_r ? group_end : n_r;
+
+        if (w->dtype == YARD_FP8_E4M3) {
+            const uint32_t block_end = r + w->block_rows - (w->row0 + first + r) % w->block_rows;
+            end = block_end < end ? block_end : end;
+        }
+        for (uint32_t i = r; i < end; i++)
+            k->convert->decode(w->dtype, matrix_row(w, first + i), n_c,
+                               scratch->panel + (i - r) * n_c);
+        if (w->dtype != YARD_FP8_E4M3) {
+            k->axpy(scratch->x + r, x_ld, n_x, scratch->panel, n_c, end - r, n_c, scratch->acc,
+                    n_c);
+            r = end;
+            continue;
+        }
+        for (uint32_t m = 0; m < n_x; m++) {
+            const float *scales = matrix_scale_row(w, first + r);
+            const float xs = scaled ? scratch->x_scale[m * scale_ld + r / YARD_GROUP] : 1.0f;
+
+            memset(part, 0, n_c * sizeof(float));
+            k->axpy(scratch->x + m * x_ld + r, x_ld, 1, scratch->panel, n_c, end - r, n_c, part,
+                    n_c);
+            for (uint32_t c = 0; c < n_c; c += YARD_GROUP)
+                k->convert->add_scaled(part + c, n_c - c < YARD_GROUP ? n_c - c : YARD_GROUP,
+                                       xs * scales[c / YARD_GROUP], scratch->acc + m * n_c + c);
+        }
+        r = end;
+    }
+}
+
+static void head_task(void *ctx, uint32_t h, uint32_t thread)
+{
+    const struct head_job *job = ctx;
+    const yard_head_linear_args *a = job->a;
+    const cpu_kernels *k = job->s->kernels;
+    cpu_scratch *scratch = &job->s->scratch[thread];
+    const uint32_t first = h * a->head_stride + a->head_offset;
+    const uint32_t n_in = a->transposed ? a->head_rows : a->w.cols;
+    const uint32_t n_out = a->transposed ? a->w.cols : a->head_rows;
+    const uint32_t ld = pad_lanes(n_in), scale_ld = yard_group_count(n_in);
+
+    for (uint32_t i0 = 0; i0 < job->n_rows; i0 += MAX_TILE_ROWS) {
+        const uint32_t left = job->n_rows - i0;
+        const uint32_t n_x = left < MAX_TILE_ROWS ? left : MAX_TILE_ROWS;
+        bool scaled = false;
+
+        for (uint32_t i = 0; i < n_x; i++)
+            scaled = yard_cpu_load_row(k, &job->source, (size_t)job->row[i0 + i],
+                                       (size_t)h * a->x_head_stride, n_in, scratch,
+                                       scratch->x + i * ld, scratch->x_scale + i * scale_ld);
+        if (a->transposed)
+            transposed_rows(job, scratch, first, n_x, ld, scaled);
+        else
+            yard_cpu_product(k, scratch,
+                             &(product_args){ .x = scratch->x,
+                                              .x_ld = ld,
+                                              .n_x = n_x,
+                                              .x_scale = scaled ? scratch->x_scale : NULL,
+                                              .x_scale_ld = scale_ld,
+                                              .w = &a->w,
+                                              .w_first = first,
+                                              .n_w = n_out,
+                                              .y = scratch->acc,
+                                              .y_ld = n_out });
+        for (uint32_t i = 0; i < n_x; i++)
+            yard_cpu_store_row(k, a->y, (size_t)job->row[i0 + i], (size_t)h * a->y_head_stride,
+                               n_out, scratch->acc + i * n_out);
+    }
+}
+
+void yard_cpu_head_linear(yard_stream s, const yard_head_linear_args *a)
+{
+    struct head_job job = { .s = s,
+                            .a = a,
+                            .row = s->list,
+                            .source = { .x = a->x, .quantise = a->quantise, .ue8m0 = a->ue8m0 } };
+
+    for (int32_t i = 0; i < *a->n_rows; i++)
+        if (!a->row_mask || a->row_mask[i])
+            s->list[job.n_rows++] = i;
+    yard_pool_run(s->pool, head_task, &job, job.n_rows ? a->n_heads : 0);
+}

@@ -1,0 +1,266 @@
+/* Operations on single rows: embedding, norm, activation, quantisation, residual. */
+#include <math.h>
+
+#include "ops/cpu/cpu.h"
+
+/* ---- reading and writing ----------------------------------------------------------------- */
+
+static const void *row_at(yard_rows x, size_t row, size_t col)
+{
+    return (const uint8_t *)x.data + (row * x.ld + col) * yard_dtype_bytes(x.dtype);
+}
+
+static size_t scale_at(yard_rows x, size_t row, size_t col)
+{
+    return row * yard_group_count(x.ld) + col / YARD_GROUP;
+}
+
+void yard_cpu_read_row(const cpu_kernels *k, yard_rows x, size_t row, size_t col, uint32_t n,
+                       float *dst)
+{
+    k->convert->decode(x.dtype, row_at(x, row, col), n, dst);
+}
+
+void yard_cpu_store_row(const cpu_kernels *k, yard_rows y, size_t row, size_t col, uint32_t n,
+                        const float *src)
+{
+    void *dst = (void *)row_at(y, row, col);
+
+    if (y.dtype == YARD_BF16)
+        k->convert->round_bf16(src, n, dst);
+    else
+        memcpy(dst, src, n * sizeof(*src));
+}
+
+bool yard_cpu_load_row(const cpu_kernels *k, const row_source *source, size_t row, size_t col,
+                       uint32_t n, cpu_scratch *scratch, float *dst, float *scale)
+{
+    const yard_rows x = source->x;
+    bool scaled = true;
+
+    k->convert->decode(x.dtype, row_at(x, row, col), n, dst);
+    if (x.dtype == YARD_FP8_E4M3) {
+        memcpy(scale, x.scale + scale_at(x, row, col), yard_group_count(n) * sizeof(*scale));
+    } else if (source->quantise) {
+        k->convert->quantise(dst, n, source->ue8m0, scratch->codes, scale);
+        k->convert->decode(YARD_FP8_E4M3, scratch->codes, n, dst);
+    } else {
+        scaled = false;
+    }
+    memset(dst + n, 0, (pad_lanes(n) - n) * sizeof(*dst));
+    return scaled;
+}
+
+/* Puts one f32 row into the wanted forms; values are rounded in place for the quantised one. */
+static void emit(const cpu_kernels *k, const yard_out *y, size_t row, uint32_t n, bool ue8m0,
+                 float *values)
+{
+    if (y->plain.data)
+        yard_cpu_store_row(k, y->plain, row, 0, n, values);
+    if (y->quant.data) {
+        for (uint32_t i = 0; i < n; i++)
+            values[i] = yard_bf16_round(values[i]);
+        k->convert->quantise(values, n, ue8m0, (uint8_t *)(void *)row_at(y->quant, row, 0),
+                             y->quant.scale + scale_at(y->quant, row, 0));
+    }
+}
+
+/* ---- one task a row ---------------------------------------------------------------------- */
+
+struct job {
+    yard_stream s;
+    const void *args;
+};
+
+static void run_rows(yard_stream s, yard_task_fn fn, const void *args, const int32_t *n_rows)
+{
+    struct job job = { s, args };
+
+    yard_pool_run(s->pool, fn, &job, (uint32_t)*n_rows);
+}
+
+static void embed_row(void *ctx, uint32_t i, uint32_t thread)
+{
+    const struct job *job = ctx;
+    const yard_embed_args *a = job->args;
+
+    (void)thread;
+    job->s->kernels->convert->decode(a->table.dtype, matrix_row(&a->table, (size_t)a->token[i]),
+                                     a->table.cols, a->x + (size_t)i * a->table.cols);
+}
+
+void yard_cpu_embed(yard_stream s, const yard_embed_args *a)
+{
+    run_rows(s, embed_row, a, a->n_rows);
+}
+
+static float weight_at(yard_dtype dtype, const void *weight, uint32_t i)
+{
+    return dtype == YARD_BF16 ? yard_f32_from_bf16(((const uint16_t *)weight)[i])
+                              : ((const float *)weight)[i];
+}
+
+/* values = values / rms * weight */
+static void norm_values(const cpu_kernels *k, float *values, uint32_t n, yard_dtype dtype,
+                        const void *weight, float eps)
+{
+    const float inverse = 1.0f / sqrtf(k->sum_squares(values, n) / (float)n + eps);
+
+    for (uint32_t i = 0; i < n; i++)
+        values[i] = values[i] * inverse * weight_at(dtype, weight, i);
+}
+
+static void rms_norm_row(void *ctx, uint32_t i, uint32_t thread)
+{
+    const struct job *job = ctx;
+    const yard_rms_norm_args *a = job->args;
+    const cpu_kernels *k = job->s->kernels;
+    cpu_scratch *scratch = &job->s->scratch[thread];
+    float *values = scratch->row, *add = scratch->row + pad_lanes(a->n_cols);
+
+    yard_cpu_read_row(k, a->x, i, 0, a->n_cols, values);
+    if (a->add.data) {
+        yard_cpu_read_row(k, a->add, i, 0, a->n_cols, add);
+        for (uint32_t c = 0; c < a->n_cols; c++)
+            values[c] += add[c];
+        yard_cpu_store_row(k, a->x, i, 0, a->n_cols, values);
+    }
+    norm_values(k, values, a->n_cols, a->weight_dtype, a->weight, a->eps);
+    emit(k, &a->y, i, a->n_cols, a->ue8m0, values);
+}
+
+void yard_cpu_rms_norm_quant(yard_stream s, const yard_rms_norm_args *a)
+{
+    run_rows(s, rms_norm_row, a, a->n_rows);
+}
+
+static void silu_mul_row(void *ctx, uint32_t i, uint32_t thread)
+{
+    const struct job *job = ctx;
+    const yard_silu_mul_args *a = job->args;
+    const cpu_kernels *k = job->s->kernels;
+    cpu_scratch *scratch = &job->s->scratch[thread];
+    float *gate = scratch->row, *up = scratch->row + pad_lanes(a->n_cols);
+
+    yard_cpu_read_row(k, a->gate_up, i, 0, a->n_cols, gate);
+    yard_cpu_read_row(k, a->gate_up, i, a->n_cols, a->n_cols, up);
+    k->silu_mul(gate, up, a->n_cols, gate);
+    emit(k, &a->y, i, a->n_cols, a->ue8m0, gate);
+}
+
+void yard_cpu_silu_mul_quant(yard_stream s, const yard_silu_mul_args *a)
+{
+    run_rows(s, silu_mul_row, a, a->n_rows);
+}
+
+static void residual_row(void *ctx, uint32_t i, uint32_t thread)
+{
+    const struct job *job = ctx;
+    const yard_residual_add_args *a = job->args;
+    const cpu_kernels *k = job->s->kernels;
+    float *x = a->x + (size_t)i * a->n_cols;
+    float *add = job->s->scratch[thread].row;
+    const yard_rows parts[2] = { a->a, a->b };
+
+    for (int p = 0; p < 2; p++) {
+        if (!parts[p].data)
+            continue;
+        yard_cpu_read_row(k, parts[p], i, 0, a->n_cols, add);
+        for (uint32_t c = 0; c < a->n_cols; c++)
+            x[c] += add[c];
+    }
+}
+
+void yard_cpu_residual_add(yard_stream s, const yard_residual_add_args *a)
+{
+    run_rows(s, residual_row, a, a->n_rows);
+}
+
+static void quantise_row(void *ctx, uint32_t i, uint32_t thread)
+{
+    const struct job *job = ctx;
+    const yard_quantise_args *a = job->args;
+    const yard_out y = { .quant = a->y };
+    cpu_scratch *scratch = &job->s->scratch[thread];
+
+    yard_cpu_read_row(job->s->kernels, a->x, i, 0, a->n_cols, scratch->row);
+    emit(job->s->kernels, &y, i, a->n_cols, a->ue8m0, scratch->row);
+}
+
+void yard_cpu_quantise(yard_stream s, const yard_quantise_args *a)
+{
+    run_rows(s, quantise_row, a, a->n_rows);
+}
+
+void yard_cpu_select_rows(yard_stream s, const yard_select_rows_args *a)
+{
+    (void)s;
+    for (int32_t i = 0; i < *a->n_rows; i++)
+        memcpy(a->out + (size_t)i * a->n_cols, a->x + (size_t)a->index[i] * a->n_cols,
+               a->n_cols * sizeof(float));
+}
+
+/* ---- rotary embedding and the latent cache ----------------------------------------------- */
+
+/* Pairs (2i, 2i + 1) turn by position * inv_freq[i]; the halves go apart. Angles in double: at
+ * position 100,000 an f32 angle is off by several thousandths. */
+static void rotate(const yard_rope *rope, int32_t position, const float *x, float *y)
+{
+    const uint32_t half = rope->n_dims / 2;
+
+    for (uint32_t i = 0; i < half; i++) {
+        const double angle = (double)position * (double)rope->inv_freq[i];
+        const float c = (float)cos(angle), s = (float)sin(angle);
+
+        y[i] = x[2 * i] * c - x[2 * i + 1] * s;
+        y[half + i] = x[2 * i + 1] * c + x[2 * i] * s;
+    }
+}
+
+static void rope_q_row(void *ctx, uint32_t i, uint32_t thread)
+{
+    const struct job *job = ctx;
+    const yard_rope_q_args *a = job->args;
+    const cpu_kernels *k = job->s->kernels;
+    float *x = job->s->scratch[thread].row, *y = x + a->rope.n_dims;
+
+    for (uint32_t h = 0; h < a->n_heads; h++) {
+        const size_t col = (size_t)(h + 1) * a->head_dim - a->rope.n_dims;
+
+        yard_cpu_read_row(k, a->q, i, col, a->rope.n_dims, x);
+        rotate(&a->rope, a->batch->position[i], x, y);
+        yard_cpu_store_row(k, a->q, i, col, a->rope.n_dims, y);
+    }
+}
+
+void yard_cpu_rope_q(yard_stream s, const yard_rope_q_args *a)
+{
+    run_rows(s, rope_q_row, a, a->batch->n_tokens);
+}
+
+static void append_row(void *ctx, uint32_t i, uint32_t thread)
+{
+    const struct job *job = ctx;
+    const yard_rope_append_kv_args *a = job->args;
+    const yard_batch *b = a->batch;
+    const cpu_kernels *k = job->s->kernels;
+    const int32_t position = b->position[i];
+    const int32_t page =
+        b->page_table[(size_t)b->seq[i] * b->page_table_ld + (uint32_t)position / YARD_PAGE_TOKENS];
+    const size_t slot = (size_t)page * YARD_PAGE_TOKENS + (uint32_t)position % YARD_PAGE_TOKENS;
+    const yard_rows cache = { .dtype = a->cache.dtype,
+                              .ld = a->cache.width,
+                              .data = a->cache.data };
+    float *x = job->s->scratch[thread].row, *y = x + a->kv_rank + a->rope.n_dims;
+
+    yard_cpu_read_row(k, a->kv, i, 0, a->kv_rank + a->rope.n_dims, x);
+    norm_values(k, x, a->kv_rank, a->norm_dtype, a->norm_weight, a->eps);
+    rotate(&a->rope, position, x + a->kv_rank, y);
+    yard_cpu_store_row(k, cache, slot, 0, a->kv_rank, x);
+    yard_cpu_store_row(k, cache, slot, a->kv_rank, a->rope.n_dims, y);
+}
+
+void yard_cpu_rope_append_kv(yard_stream s, const yard_rope_append_kv_args *a)
+{
+    run_rows(s, append_row, a, a->batch->n_tokens);
+}

@@ -1,0 +1,285 @@
+/* Linear, grouped linear and per-head products of every variant: against double precision, and bit
+ * for bit against the definition. ctest: sanitize */
+#include "ops/ops_test.h"
+
+static const yard_dtype x_types[] = { YARD_F32, YARD_BF16, YARD_FP8_E4M3 };
+static const yard_dtype w_types[] = { YARD_FP8_E4M3, YARD_BF16, YARD_F16, YARD_F32 };
+
+static bool makes_sense(yard_dtype x, yard_dtype w)
+{
+    return x != YARD_FP8_E4M3 || w == YARD_FP8_E4M3;
+}
+
+static void check_product(uint64_t seed, yard_rows x, size_t x_row, const yard_matrix *w,
+                          yard_rows y, size_t y_row, uint32_t n_rows)
+{
+    for (uint32_t i = 0; i < n_rows; i++)
+        for (uint32_t n = 0; n < w->rows; n++) {
+            double want = 0, size = 0;
+            for (uint32_t k = 0; k < w->cols; k++) {
+                const double term = rows_value(x, x_row + i, k) * matrix_value(w, n, k);
+                want += term;
+                size += fabs(term);
+            }
+            assert_close("linear", seed, y.dtype, rows_value(y, y_row + i, n), want, size);
+        }
+}
+
+static void one_linear(yard_stream *streams, uint32_t n_streams, uint64_t seed, yard_dtype x_type,
+                       yard_dtype w_type)
+{
+    static const uint32_t row_counts[] = { 0, 1, 2, 3, 4, 5, 7, 33, 70 };
+    rng r = { seed };
+    const uint32_t rows = 1 + rng_below(&r, 150), cols = 1 + rng_below(&r, 400);
+    const uint32_t block_rows = rng_below(&r, 2) ? 128 : 1 + rng_below(&r, 100);
+    const int32_t n = (int32_t)row_counts[rng_below(&r, 9)];
+    const yard_dtype y_type = rng_below(&r, 2) ? YARD_F32 : YARD_BF16;
+    const random_matrix w =
+        make_matrix(&r, w_type, rows, cols, rng_below(&r, 200), 128 * rng_below(&r, 3), block_rows);
+    const yard_rows x = random_rows(&r, x_type, (size_t)n, cols);
+    yard_rows y[MAX_VARIANTS];
+
+    for (uint32_t v = 0; v < n_streams; v++) {
+        y[v] = random_rows(&r, y_type, (size_t)n + 1, rows);
+        poison(y[v], (size_t)n + 1);
+        yard_ops_cpu.linear(streams[v],
+                            &(yard_linear_args){ .n_rows = &n, .x = x, .w = w.m, .y = y[v] });
+        assert_memory_equal(y[v].data, y[0].data,
+                            ((size_t)n + 1) * rows * yard_dtype_bytes(y_type));
+    }
+    check_product(seed, x, 0, &w.m, y[0], 0, (uint32_t)n);
+    for (uint32_t v = 0; v < n_streams; v++)
+        free_rows(y[v]);
+    free_rows(x);
+    free_matrix(w);
+}
+
+static void linear(void **state)
+{
+    yard_stream streams[MAX_VARIANTS];
+    const uint32_t n = open_variants(streams);
+
+    (void)state;
+    for (uint64_t seed = 1; seed <= 30; seed++)
+        for (size_t x = 0; x < 3; x++)
+            for (size_t w = 0; w < 4; w++)
+                if (makes_sense(x_types[x], w_types[w]))
+                    one_linear(streams, n, seed * 100 + x * 10 + w, x_types[x], w_types[w]);
+    close_variants(streams, n);
+}
+
+/* Row i gives the same bits alone and among others. */
+static void rows_are_independent(void **state)
+{
+    enum { ROWS = 75, COLS = 300, N_OUT = 61 };
+    yard_stream streams[MAX_VARIANTS];
+    const uint32_t n_streams = open_variants(streams);
+    rng r = { 7 };
+
+    (void)state;
+    for (size_t t = 0; t < 3; t++) {
+        const random_matrix w = make_matrix(&r, YARD_FP8_E4M3, N_OUT, COLS, 3, 0, 128);
+        const yard_rows x = random_rows(&r, x_types[t], ROWS, COLS);
+        const yard_rows all = random_rows(&r, YARD_F32, ROWS, N_OUT);
+        const yard_rows part = random_rows(&r, YARD_F32, ROWS, N_OUT);
+        const size_t x_bytes = COLS * yard_dtype_bytes(x.dtype);
+        const int32_t n_all = ROWS;
+
+        yard_ops_cpu.linear(streams[n_streams - 1],
+                            &(yard_linear_args){ .n_rows = &n_all, .x = x, .w = w.m, .y = all });
+        for (int32_t n = 1; n < 6; n++)
+            for (uint32_t from = 0; from + 6 < ROWS; from += 5) {
+                yard_rows some = x;
+                some.data = (uint8_t *)x.data + from * x_bytes;
+                some.scale = x.scale ? x.scale + from * yard_group_count(COLS) : NULL;
+                yard_ops_cpu.linear(
+                    streams[n_streams - 1],
+                    &(yard_linear_args){ .n_rows = &n, .x = some, .w = w.m, .y = part });
+                assert_memory_equal(part.data, (float *)all.data + (size_t)from * N_OUT,
+                                    (size_t)n * N_OUT * sizeof(float));
+            }
+        free_rows(x);
+        free_rows(all);
+        free_rows(part);
+        free_matrix(w);
+    }
+    close_variants(streams, n_streams);
+}
+
+static void grouped_linear(void **state)
+{
+    enum { GROUPS = 9, N_OUT = 100, COLS = 200, MAX_ROWS = 120 };
+    static const int32_t sizes[][GROUPS] = {
+        { 0, 0, 0, 0, 0, 0, 0, 0, 0 },
+        { 0, 0, 0, 0, 100, 0, 0, 0, 0 },
+        { 1, 1, 1, 1, 1, 1, 1, 1, 1 },
+        { 0, 40, 2, 0, 0, 3, 33, 0, 5 },
+    };
+    yard_stream streams[MAX_VARIANTS];
+    const uint32_t n_streams = open_variants(streams);
+
+    (void)state;
+    for (uint32_t s = 0; s < 4; s++) {
+        rng r = { 1000 + s };
+        const yard_rows x = random_rows(&r, YARD_FP8_E4M3, MAX_ROWS, COLS);
+        int32_t offset[GROUPS + 1] = { 0 };
+        random_matrix stored[GROUPS];
+        yard_matrix w[GROUPS];
+        yard_rows y[MAX_VARIANTS];
+
+        for (int g = 0; g < GROUPS; g++) {
+            stored[g] = make_matrix(&r, YARD_FP8_E4M3, N_OUT, COLS, 0, 0, 128);
+            w[g] = stored[g].m;
+            offset[g + 1] = offset[g] + sizes[s][g];
+        }
+        for (uint32_t v = 0; v < n_streams; v++) {
+            y[v] = random_rows(&r, YARD_BF16, MAX_ROWS, N_OUT);
+            poison(y[v], MAX_ROWS);
+            yard_ops_cpu.grouped_linear(
+                streams[v], &(yard_grouped_linear_args){
+                                .n_groups = GROUPS, .offset = offset, .x = x, .w = w, .y = y[v] });
+            assert_memory_equal(y[v].data, y[0].data, (size_t)MAX_ROWS * N_OUT * 2);
+        }
+        for (int g = 0; g < GROUPS; g++) {
+            check_product(s, x, (size_t)offset[g], &w[g], y[0], (size_t)offset[g],
+                          (uint32_t)sizes[s][g]);
+            free_matrix(stored[g]);
+        }
+        /* rows beyond the last group stay as they were */
+        for (size_t i = (size_t)offset[GROUPS] * N_OUT; i < (size_t)MAX_ROWS * N_OUT; i++)
+            assert_int_equal(((uint16_t *)y[0].data)[i], 0xffff);
+        for (uint32_t v = 0; v < n_streams; v++)
+            free_rows(y[v]);
+        free_rows(x);
+    }
+    close_variants(streams, n_streams);
+}
+
+/* ---- per-head products ----------------------------------------------------------------------- */
+
+struct head_shape {
+    uint32_t n_heads, nope, v, rank;
+};
+
+/* What the product reads for one head: x as it is, or quantised from the head's first element. */
+static void head_input(const yard_head_linear_args *a, uint32_t row, uint32_t h, uint32_t n_in,
+                       double *x)
+{
+    for (uint32_t k = 0; k < n_in; k += YARD_GROUP) {
+        const uint32_t end = k + YARD_GROUP < n_in ? k + YARD_GROUP : n_in;
+        float amax = 0, scale;
+
+        for (uint32_t i = k; i < end; i++) {
+            x[i] = rows_value(a->x, row, (size_t)h * a->x_head_stride + i);
+            amax = fabs(x[i]) > (double)amax ? fabsf((float)x[i]) : amax;
+        }
+        if (!a->quantise)
+            continue;
+        scale = amax / 448.0f;
+        for (uint32_t i = k; i < end; i++)
+            x[i] = (double)yard_f32_from_e4m3(yard_e4m3_from_f32((float)x[i] * (1.0f / scale))) *
+                   (double)scale;
+    }
+}
+
+static void check_heads(uint64_t seed, const yard_head_linear_args *a, yard_rows y, uint32_t n_rows)
+{
+    const uint32_t n_in = a->transposed ? a->head_rows : a->w.cols;
+    const uint32_t n_out = a->transposed ? a->w.cols : a->head_rows;
+    double x[1024];
+
+    for (uint32_t i = 0; i < n_rows; i++)
+        for (uint32_t h = 0; h < a->n_heads; h++) {
+            head_input(a, i, h, n_in, x);
+            for (uint32_t o = 0; o < n_out; o++) {
+                const uint32_t first = h * a->head_stride + a->head_offset;
+                const size_t col = (size_t)h * a->y_head_stride + o;
+                double want = 0, size = 0;
+
+                if (!a->row_mask[i]) {
+                    assert_true(isnan(rows_value(y, i, col))); /* poisoned, untouched */
+                    continue;
+                }
+                for (uint32_t k = 0; k < n_in; k++) {
+                    const double w = a->transposed ? matrix_value(&a->w, first + k, o)
+                                                   : matrix_value(&a->w, first + o, k);
+                    want += x[k] * w;
+                    size += fabs(x[k] * w);
+                }
+                assert_close("head_linear", seed, y.dtype, rows_value(y, i, col), want, size);
+            }
+        }
+}
+
+static void one_head_linear(yard_stream *streams, uint32_t n_streams, uint64_t seed,
+                            struct head_shape s, bool transposed, yard_dtype w_type)
+{
+    enum { ROWS = 37 };
+    rng r = { seed };
+    const int32_t n_rows = ROWS;
+    const uint32_t head_rows = s.nope + s.v;
+    const random_matrix w =
+        make_matrix(&r, w_type, s.n_heads * head_rows, s.rank, transposed ? 0 : 64, 0, 128);
+    const uint32_t in = transposed ? s.nope + 8 : s.rank, out = transposed ? s.rank : s.v;
+    const bool quantise = w_type == YARD_FP8_E4M3 && seed % 2;
+    const yard_rows x = random_rows(&r, YARD_BF16, ROWS, s.n_heads * in);
+    uint8_t mask[ROWS];
+    yard_rows y[MAX_VARIANTS];
+    yard_head_linear_args a = { .n_rows = &n_rows,
+                                .row_mask = mask,
+                                .n_heads = s.n_heads,
+                                .head_rows = transposed ? s.nope : s.v,
+                                .head_stride = head_rows,
+                                .head_offset = transposed ? 0 : s.nope,
+                                .transposed = transposed,
+                                .quantise = quantise,
+                                .w = w.m,
+                                .x = x,
+                                .x_head_stride = in,
+                                .y_head_stride = out };
+
+    for (int i = 0; i < ROWS; i++)
+        mask[i] = rng_below(&r, 3) > 0;
+    for (uint32_t v = 0; v < n_streams; v++) {
+        y[v] = random_rows(&r, YARD_BF16, ROWS, s.n_heads * out);
+        poison(y[v], ROWS);
+        a.y = y[v];
+        yard_ops_cpu.head_linear(streams[v], &a);
+        assert_memory_equal(y[v].data, y[0].data, (size_t)ROWS * s.n_heads * out * 2);
+    }
+    check_heads(seed, &a, y[0], ROWS);
+    for (uint32_t v = 0; v < n_streams; v++)
+        free_rows(y[v]);
+    free_rows(x);
+    free_matrix(w);
+}
+
+static void head_linear(void **state)
+{
+    static const struct head_shape shapes[] = {
+        { 4, 64, 64, 128 },   /* the demo's: a block of rows is one head */
+        { 2, 128, 128, 512 }, /* DeepSeek-V3's */
+        { 3, 192, 256, 512 }, /* heads that straddle blocks */
+        { 3, 40, 24, 72 },    /* nothing is a multiple of anything */
+    };
+    yard_stream streams[MAX_VARIANTS];
+    const uint32_t n = open_variants(streams);
+
+    (void)state;
+    for (size_t s = 0; s < 4; s++)
+        for (uint64_t seed = 1; seed <= 4; seed++)
+            one_head_linear(streams, n, seed + 10 * s, shapes[s], seed > 2,
+                            seed % 2 || s == 0 ? YARD_FP8_E4M3 : YARD_BF16);
+    close_variants(streams, n);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(linear),
+        cmocka_unit_test(rows_are_independent),
+        cmocka_unit_test(grouped_linear),
+        cmocka_unit_test(head_linear),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
