@@ -1,0 +1,24 @@
+/* Chat messages to prompt text. The templates of checkpoints are Jinja programs; the ones known
+ * here are written as C encoders and recognised by the SHA-256 of the template string. */
+#ifndef YARD_MODEL_CHAT_TEMPLATE_H
+#define YARD_MODEL_CHAT_TEMPLATE_H
+
+#include "model/tokenizer.h"
+
+typedef struct yard_chat_template yard_chat_template; /* static; nothing to free */
+
+/* The encoder for this tokenizer's template. name NULL: by the hash of its template string;
+ * otherwise by name ("demo", "deepseek-v3", "deepseek-r1", ..). Errors: YARD_ENOTSUP with the hash
+ * and the known names; YARD_EFORMAT when the checkpoint has no template. */
+yard_status yard_chat_template_find(const yard_chat_template **out, const yard_tokenizer *tok,
+                                    const char *name, yard_error *err);
+const char *yard_chat_template_name(const yard_chat_template *tpl);
+
+/* Renders a JSON array of messages {"role","content","tool_calls"}. *text is malloc'd. Errors:
+ * YARD_EFORMAT naming the message and member, YARD_ENOMEM. */
+yard_status yard_chat_template_render(const yard_chat_template *tpl, const yard_tokenizer *tok,
+                                      const char *messages_json, size_t n_bytes,
+                                      bool add_generation_prompt, char **text, size_t *n_text,
+                                      yard_error *err);
+
+#endif

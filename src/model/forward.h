@@ -1,0 +1,100 @@
+/* A model that runs: weights, cache and buffers on one device, and the forward pass of a step.
+ *
+ * A layer is five stages, so that overlap of communication and compute is an order of calls:
+ *   1 input    input norm, query and latent projections, append to the cache, absorb
+ *   2 attend   attention, output projection, post norm, router
+ *   3 send     dispatch of rows to experts; shared expert, or the whole of a dense MLP
+ *   4 experts  routed experts
+ *   5 receive  combine, residual
+ * On one rank dispatch and combine are local copies. */
+#ifndef YARD_MODEL_FORWARD_H
+#define YARD_MODEL_FORWARD_H
+
+#include "model/weights.h"
+
+typedef enum yard_stage {
+    YARD_STAGE_INPUT,
+    YARD_STAGE_ATTEND,
+    YARD_STAGE_SEND,
+    YARD_STAGE_EXPERTS,
+    YARD_STAGE_RECEIVE,
+    YARD_STAGE_COUNT
+} yard_stage;
+
+/* One overlap schedule: the order in which the stages of a layer are called. */
+typedef struct yard_schedule {
+    const char *name;
+    uint32_t n_calls;
+    yard_stage call[YARD_STAGE_COUNT];
+} yard_schedule;
+
+extern const yard_schedule yard_schedule_none; /* recv right after send */
+
+typedef struct yard_model_options {
+    bool exact;         /* f32 activations, nothing quantised */
+    bool mtp;           /* load the first MTP module, if there is one */
+    uint32_t n_threads; /* 0: all processors of the affinity mask */
+    const char *cpu_variant;
+    uint32_t max_tokens; /* rows of a step */
+    uint32_t max_seqs;
+    uint32_t max_logits; /* rows whose logits are computed at once */
+    uint32_t n_pages;    /* cache pages of YARD_PAGE_TOKENS positions */
+    uint32_t max_pages_per_seq;
+} yard_model_options;
+
+/* The rows of the next step, filled by the caller before yard_model_forward(): see yard_batch. The
+ * arrays belong to the model. */
+typedef struct yard_step {
+    int32_t n_tokens;
+    int32_t *token, *position, *seq; /* [max_tokens] */
+    uint8_t *absorbed;               /* [max_tokens] */
+    int32_t *page_table;             /* [max_seqs, max_pages_per_seq] */
+} yard_step;
+
+typedef struct yard_model yard_model;
+
+/* Bytes of cache and buffers that create() will allocate for these options. */
+uint64_t yard_model_buffer_bytes(const yard_model_config *config,
+                                 const yard_model_options *options);
+
+/* Loads the weights of dir and allocates everything. config is copied. Errors: as
+ * yard_weights_load(); YARD_ENOMEM naming what did not fit. */
+yard_status yard_model_create(yard_model **out, const char *dir, const yard_model_config *config,
+                              const yard_model_options *options, const yard_notify *notify,
+                              yard_error *err);
+void yard_model_destroy(yard_model *model); /* NULL is fine */
+
+yard_step *yard_model_step(yard_model *model);
+const yard_weights *yard_model_weights(const yard_model *model);
+const char *yard_model_describe(const yard_model *model);
+bool yard_model_has_mtp(const yard_model *model);
+
+/* Runs all layers over the step's rows. */
+void yard_model_forward(yard_model *model);
+
+/* Logits of the rows index[0..n_rows) of the last forward pass, n_rows <= max_logits:
+ * [n_rows, vocab] f32, owned by the model, valid until the next call. */
+float *yard_model_logits(yard_model *model, const int32_t *index, uint32_t n_rows);
+
+/* Samples one token for each row of those logits. */
+void yard_model_sample(yard_model *model, const yard_sample_row *rows, uint32_t n_rows,
+                       int32_t *token);
+
+/* Runs the MTP module over the first n_rows rows of the last forward pass; next_token[i] is the
+ * token after row i. Logits calls that follow are the module's (row i predicts the token two after
+ * its own) until the next forward pass. Uses and fills a cache of its own, at the same positions.
+ */
+void yard_model_draft(yard_model *model, const int32_t *next_token, int32_t n_rows);
+
+/* What a layer left behind, for tests: called after each layer of forward(). */
+typedef struct yard_layer_trace {
+    uint32_t layer;
+    uint32_t n_tokens;
+    const float *hidden;   /* [n_tokens, hidden] residual stream after the layer */
+    const int32_t *expert; /* [n_tokens, top_k] NULL for dense layers */
+    const float *weight;   /* [n_tokens, top_k] */
+} yard_layer_trace;
+void yard_model_set_trace(yard_model *model, void (*fn)(void *ctx, const yard_layer_trace *trace),
+                          void *ctx);
+
+#endif

@@ -1,0 +1,324 @@
+/* Binding a checkpoint's tensors to their places. */
+#include "model/weights.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "model/tensor_table.h"
+#include "model/weights_scan.h"
+
+/* A set of dtypes, by bits. */
+enum {
+    F32 = 1 << YARD_F32,
+    BF16 = 1 << YARD_BF16,
+    F16 = 1 << YARD_F16,
+    FP8 = 1 << YARD_FP8_E4M3,
+    PLAIN = F32 | BF16 | F16
+};
+
+struct yard_converted {
+    struct yard_converted *next;
+    _Alignas(64) float values[];
+};
+
+typedef struct binder {
+    const yard_model_config *c;
+    const char *dir;
+    yard_weights *w;
+    uint8_t *role; /* [tensor count] yard_tensor_role: what was bound */
+    yard_error *err;
+} binder;
+
+static void list_dtypes(uint32_t allowed, char *text, size_t n_bytes)
+{
+    size_t n = 0;
+
+    for (yard_dtype d = 0; d < YARD_DTYPE_COUNT; d++) {
+        const char *const before = n == 0 ? "" : allowed >> (d + 1) ? ", " : " or ";
+        if (allowed & 1u << d)
+            n += (size_t)snprintf(text + n, n_bytes - n, "%s%s", before, yard_dtype_name(d));
+    }
+}
+
+static yard_status fail_shape(const yard_tensor *t, const uint32_t *want, uint32_t n_dims,
+                              yard_error *err)
+{
+    char expected[64], found[128];
+    size_t n = 0;
+
+    snprintf(expected, sizeof(expected), n_dims == 1 ? "[%u]" : "[%u, %u]", want[0],
+             n_dims == 1 ? 0 : want[1]);
+    found[0] = '\0';
+    for (uint32_t i = 0; i < t->n_dims; i++)
+        n += (size_t)snprintf(found + n, sizeof(found) - n, i ? ", %llu" : "%llu",
+                              (unsigned long long)t->shape[i]);
+    return yard_fail(err, YARD_EFORMAT, "%s: tensor '%s': shape: want %s, found [%s]", t->file,
+                     t->name, expected, found);
+}
+
+static yard_status check_tensor(const yard_tensor *t, uint32_t allowed, const uint32_t *want,
+                                uint32_t n_dims, yard_error *err)
+{
+    bool same = t->n_dims == n_dims;
+
+    if (!(allowed & 1u << t->dtype)) {
+        char list[64];
+        list_dtypes(allowed, list, sizeof(list));
+        return yard_fail(err, YARD_EFORMAT, "%s: tensor '%s': dtype: want %s, found %s", t->file,
+                         t->name, list, yard_dtype_name(t->dtype));
+    }
+    for (uint32_t i = 0; i < n_dims && same; i++)
+        same = t->shape[i] == want[i];
+    return same ? YARD_OK : fail_shape(t, want, n_dims, err);
+}
+
+/* Finds, checks and marks as bound. */
+static yard_status take(binder *b, const yard_tensor **out, const char *name, uint32_t allowed,
+                        const uint32_t *shape, uint32_t n_dims, yard_tensor_role role)
+{
+    const yard_tensor *t = yard_checkpoint_find(b->w->ckpt, name);
+    yard_status st;
+
+    if (!t)
+        return yard_fail(b->err, YARD_EFORMAT, "%s: tensor '%s': missing", b->dir, name);
+    st = check_tensor(t, allowed, shape, n_dims, b->err);
+    if (st)
+        return st;
+    b->role[t - yard_checkpoint_tensor(b->w->ckpt, 0)] = (uint8_t)role;
+    *out = t;
+    return YARD_OK;
+}
+
+static yard_status take_scale(binder *b, yard_matrix *m, const char *name)
+{
+    char scale_name[YARD_TENSOR_NAME_BYTES + 16];
+    const uint32_t shape[2] = { yard_ceil_div(m->rows, b->c->block_rows),
+                                yard_group_count(m->cols) };
+    const yard_tensor *t = NULL;
+    yard_status st;
+
+    snprintf(scale_name, sizeof(scale_name), "%s_scale_inv", name);
+    st = take(b, &t, scale_name, F32, shape, 2, YARD_ROLE_SCALES);
+    if (st)
+        return st;
+    m->scale = t->data;
+    m->scale_ld = shape[1];
+    m->block_rows = b->c->block_rows;
+    return YARD_OK;
+}
+
+/* Some FP8 checkpoints keep a few projections plain. */
+static yard_status take_matrix(binder *b, yard_matrix *m, const yard_tensor_spec *spec)
+{
+    const bool fp8 = spec->kind == YARD_TENSOR_PROJECTION && b->c->fp8;
+    const yard_tensor *t = NULL;
+    yard_status st =
+        take(b, &t, spec->name, fp8 ? PLAIN | FP8 : PLAIN, spec->shape, 2, YARD_ROLE_VALUES);
+
+    if (st)
+        return st;
+    *m = (yard_matrix){ .dtype = t->dtype,
+                        .rows = spec->shape[0],
+                        .cols = spec->shape[1],
+                        .ld = spec->shape[1],
+                        .data = t->data };
+    return t->dtype == YARD_FP8_E4M3 ? take_scale(b, m, spec->name) : YARD_OK;
+}
+
+/* Operations read norms as F32 or BF16. */
+static yard_status convert_f16(binder *b, yard_vector *v)
+{
+    const size_t n_bytes = sizeof(struct yard_converted) + v->n * sizeof(float);
+    struct yard_converted *copy = yard_alloc(n_bytes);
+
+    if (!copy)
+        return yard_fail(b->err, YARD_ENOMEM, "weights: %zu bytes", n_bytes);
+    for (uint32_t i = 0; i < v->n; i++)
+        copy->values[i] = yard_f32_from_f16(((const uint16_t *)v->data)[i]);
+    copy->next = b->w->converted;
+    b->w->converted = copy;
+    v->dtype = YARD_F32;
+    v->data = copy->values;
+    return YARD_OK;
+}
+
+static yard_status take_norm(binder *b, yard_vector *v, const yard_tensor_spec *spec)
+{
+    const yard_tensor *t = NULL;
+    yard_status st = take(b, &t, spec->name, PLAIN, spec->shape, 1, YARD_ROLE_VALUES);
+
+    if (st)
+        return st;
+    *v = (yard_vector){ .dtype = t->dtype, .n = spec->shape[0], .data = t->data };
+    return t->dtype == YARD_F16 ? convert_f16(b, v) : YARD_OK;
+}
+
+static yard_status take_bias(binder *b, const float **bias, const yard_tensor_spec *spec)
+{
+    const yard_tensor *t = NULL;
+    yard_status st = take(b, &t, spec->name, F32, spec->shape, 1, YARD_ROLE_VALUES);
+
+    if (!st)
+        *bias = t->data;
+    return st;
+}
+
+static yard_layer_weights *layer_of(yard_weights *w, uint32_t layer_idx)
+{
+    return layer_idx < w->n_layers ? &w->layers[layer_idx] : &w->mtp[layer_idx - w->n_layers].layer;
+}
+
+/* Where spec's matrix, vector or pointer lies. The array of a layer's experts is made at its first
+ * one: a description that promises more layers than the files have costs no memory. */
+static yard_status find_place(binder *b, const yard_tensor_spec *spec, char **place)
+{
+    yard_weights *w = b->w;
+    yard_matrix **experts;
+
+    switch (spec->scope) {
+    case YARD_SCOPE_MODEL:
+        *place = (char *)w + spec->place;
+        break;
+    case YARD_SCOPE_LAYER:
+        *place = (char *)layer_of(w, spec->layer_idx) + spec->place;
+        break;
+    case YARD_SCOPE_MTP:
+        *place = (char *)&w->mtp[spec->layer_idx - w->n_layers] + spec->place;
+        break;
+    case YARD_SCOPE_EXPERT:
+        experts = (yard_matrix **)((char *)layer_of(w, spec->layer_idx) + spec->place);
+        if (!*experts)
+            *experts = calloc(b->c->n_experts, sizeof(**experts));
+        if (!*experts)
+            return yard_fail(b->err, YARD_ENOMEM, "weights: %u experts", b->c->n_experts);
+        *place = (char *)&(*experts)[spec->expert_idx];
+        break;
+    }
+    return YARD_OK;
+}
+
+static yard_status bind_tensor(void *ctx, const yard_tensor_spec *spec)
+{
+    binder *b = ctx;
+    char *place = NULL;
+    yard_status st = find_place(b, spec, &place);
+
+    if (st)
+        return st;
+    switch (spec->kind) {
+    case YARD_TENSOR_NORM:
+        return take_norm(b, (yard_vector *)place, spec);
+    case YARD_TENSOR_BIAS:
+        return take_bias(b, (const float **)place, spec);
+    default:
+        return take_matrix(b, (yard_matrix *)place, spec);
+    }
+}
+
+static yard_status bind_all(binder *b)
+{
+    const yard_model_config *c = b->c;
+    yard_weights *w = b->w;
+    yard_status st;
+
+    w->layers = calloc(c->n_layers, sizeof(*w->layers));
+    w->mtp = calloc(c->n_mtp ? c->n_mtp : 1, sizeof(*w->mtp));
+    if (!w->layers || !w->mtp)
+        return yard_fail(b->err, YARD_ENOMEM, "weights: %u layers", c->n_layers);
+    w->n_layers = c->n_layers;
+    w->n_mtp = c->n_mtp;
+    for (uint32_t i = 0; i < c->n_layers + c->n_mtp; i++)
+        layer_of(w, i)->is_moe = i >= c->n_dense_layers;
+    st = yard_tensor_walk(c, bind_tensor, b);
+    if (!st && c->tied_embedding)
+        w->head = w->embed;
+    return st;
+}
+
+/* Some exports store a table that follows from the description. */
+static bool is_derived(const char *name)
+{
+    static const char ending[] = ".self_attn.rotary_emb.inv_freq";
+    const size_t n = strlen(name), n_ending = sizeof(ending) - 1;
+
+    return n >= n_ending && !strcmp(name + n - n_ending, ending);
+}
+
+static yard_status check_surplus(const binder *b)
+{
+    const yard_tensor *first = NULL;
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < yard_checkpoint_tensor_count(b->w->ckpt); i++) {
+        const yard_tensor *t = yard_checkpoint_tensor(b->w->ckpt, i);
+        if (b->role[i] != YARD_ROLE_UNREAD || is_derived(t->name))
+            continue;
+        if (n++ == 0)
+            first = t;
+    }
+    if (n == 0)
+        return YARD_OK;
+    return yard_fail(b->err, YARD_EFORMAT,
+                     "%s: tensor '%.200s': surplus: nothing in config.json asks for it (%u such "
+                     "tensors in all)",
+                     first->file, first->name, n);
+}
+
+yard_status yard_weights_load(yard_weights **out, const char *dir, const yard_model_config *config,
+                              uint32_t n_threads, const yard_notify *notify, yard_error *err)
+{
+    binder b = { .c = config, .dir = dir, .err = err };
+    yard_status st;
+
+    b.w = calloc(1, sizeof(*b.w));
+    if (!b.w)
+        return yard_fail(err, YARD_ENOMEM, "weights: %zu bytes", sizeof(*b.w));
+    st = yard_checkpoint_open(&b.w->ckpt, dir, notify, err);
+    if (st)
+        goto out;
+    b.role = calloc((size_t)yard_checkpoint_tensor_count(b.w->ckpt) + 1, sizeof(*b.role));
+    if (!b.role) {
+        st = yard_fail(err, YARD_ENOMEM, "weights: no memory for %u tensors",
+                       yard_checkpoint_tensor_count(b.w->ckpt));
+        goto out;
+    }
+    st = bind_all(&b);
+    if (!st)
+        st = check_surplus(&b);
+    if (!st)
+        st = yard_weights_scan(b.w->ckpt, b.role, n_threads, notify, err);
+    if (st)
+        goto out;
+    *out = b.w;
+    b.w = NULL;
+out:
+    free(b.role);
+    yard_weights_free(b.w);
+    return st;
+}
+
+static void free_layer(yard_layer_weights *l)
+{
+    free(l->moe.gate);
+    free(l->moe.up);
+    free(l->moe.down);
+}
+
+void yard_weights_free(yard_weights *weights)
+{
+    if (!weights)
+        return;
+    for (uint32_t i = 0; i < weights->n_layers; i++)
+        free_layer(&weights->layers[i]);
+    for (uint32_t i = 0; i < weights->n_mtp; i++)
+        free_layer(&weights->mtp[i].layer);
+    free(weights->layers);
+    free(weights->mtp);
+    while (weights->converted) {
+        struct yard_converted *next = weights->converted->next;
+        free(weights->converted);
+        weights->converted = next;
+    }
+    yard_checkpoint_close(weights->ckpt);
+    free(weights);
+}

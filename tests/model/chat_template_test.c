@@ -1,0 +1,284 @@
+/* Chat templates against golden text, the other families' formats, and messages that must be
+ * refused. ctest: sanitize */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "model/chat_template.h"
+#include "model/tokenizer_files.h"
+
+static yard_tokenizer *demo;
+
+static int set_up(void **state)
+{
+    (void)state;
+    return yard_tokenizer_load(&demo, "models/demo", NULL, NULL) == YARD_OK ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    yard_tokenizer_free(demo);
+    return 0;
+}
+
+static const yard_chat_template *find(const char *name)
+{
+    const yard_chat_template *tpl = NULL;
+    yard_error err = { 0 };
+
+    if (yard_chat_template_find(&tpl, demo, name, &err) != YARD_OK)
+        fail_msg("%s: %s", name, err.message);
+    return tpl;
+}
+
+static void golden_cases(void **state)
+{
+    const yard_chat_template *tpl = find(NULL);
+    json_t *root = json_load_file("tests/golden/chat_template.json", 0, NULL);
+    const json_t *c;
+    size_t i;
+
+    (void)state;
+    assert_string_equal(yard_chat_template_name(tpl), "demo");
+    assert_true(json_array_size(json_object_get(root, "cases")) > 0);
+    json_array_foreach(json_object_get(root, "cases"), i, c)
+    {
+        char *messages = json_dumps(json_object_get(c, "messages"), 0), *text;
+        const json_t *want = json_object_get(c, "ids");
+        size_t n_text, n_ids;
+        yard_error err = { 0 };
+        int32_t *ids;
+
+        if (yard_chat_template_render(tpl, demo, messages, strlen(messages),
+                                      json_is_true(json_object_get(c, "add_generation_prompt")),
+                                      &text, &n_text, &err) != YARD_OK)
+            fail_msg("case %zu: %s", i, err.message);
+        assert_string_equal(text, json_string_value(json_object_get(c, "text")));
+        assert_int_equal(n_text, strlen(text));
+        assert_int_equal(yard_tokenizer_encode(demo, text, n_text, true, &ids, &n_ids, NULL),
+                         YARD_OK);
+        assert_int_equal(n_ids, json_array_size(want));
+        for (size_t k = 0; k < n_ids; k++)
+            if (ids[k] != json_integer_value(json_array_get(want, k)))
+                fail_msg("case %zu: id %zu differs", i, k);
+        free(ids);
+        free(text);
+        free(messages);
+    }
+    json_decref(root);
+}
+
+#define BOS "<｜begin▁of▁sentence｜>"
+#define EOS "<｜end▁of▁sentence｜>"
+#define CALL "{\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}"
+#define CALL_TEXT                                                                                  \
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜>"
+#define OUTPUT_TEXT "<｜tool▁output▁begin｜>7<｜tool▁output▁end｜>"
+
+/* One conversation with all that the templates treat differently. */
+static const char conversation[] =
+    "[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"system\",\"content\":\"T\"},"
+    "{\"role\":\"user\",\"content\":\"Q\"},"
+    "{\"role\":\"assistant\",\"content\":\"<think>hm</think>A\"},"
+    "{\"role\":\"user\",\"content\":\"R\"},"
+    "{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[" CALL "," CALL "]},"
+    "{\"role\":\"tool\",\"content\":\"7\"},{\"role\":\"tool\",\"content\":\"7\"},"
+    "{\"role\":\"assistant\",\"content\":\"B\"},{\"role\":\"user\",\"content\":\"U\"}]";
+
+static const struct format {
+    const char *name, *want;
+} formats[] = {
+    { "demo", BOS "T<｜User｜>Q<｜Assistant｜><think>hm</think>A" EOS
+                  "<｜User｜>R<｜Assistant｜><｜tool▁calls▁begin｜>" CALL_TEXT "\n" CALL_TEXT
+                  "<｜tool▁calls▁end｜>" EOS "<｜tool▁outputs▁begin｜>" OUTPUT_TEXT OUTPUT_TEXT
+                  "<｜tool▁outputs▁end｜>B" EOS "<｜User｜>U<｜Assistant｜>" },
+    { "deepseek-v3",
+      BOS "S\n\nT<｜User｜>Q<｜Assistant｜><think>hm</think>A" EOS
+          "<｜User｜>R<｜Assistant｜><｜tool▁calls▁begin｜>" CALL_TEXT "\n" CALL_TEXT
+          "<｜tool▁calls▁end｜>" EOS "<｜tool▁outputs▁begin｜>" OUTPUT_TEXT "\n" OUTPUT_TEXT
+          "<｜tool▁outputs▁end｜>B" EOS "<｜User｜>U<｜Assistant｜>" },
+    { "deepseek-v3-0324",
+      BOS "S\n\nT<｜User｜>Q<｜Assistant｜><think>hm</think>A" EOS
+          "<｜User｜>R<｜Assistant｜><｜tool▁calls▁begin｜>" CALL_TEXT "\n" CALL_TEXT
+          "<｜tool▁calls▁end｜>" EOS "<｜tool▁outputs▁begin｜>" OUTPUT_TEXT "\n" OUTPUT_TEXT
+          "<｜tool▁outputs▁end｜>B" EOS "<｜User｜>U<｜Assistant｜>" },
+    { "deepseek-v3.1", BOS "S\n\nT<｜User｜>Q<｜Assistant｜></think>A" EOS
+                           "<｜User｜>R<｜Assistant｜></think><｜tool▁calls▁begin｜>"
+                           "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+                           "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+                           "<｜tool▁calls▁end｜>" EOS OUTPUT_TEXT OUTPUT_TEXT "B" EOS
+                           "<｜User｜>U<｜Assistant｜></think>" },
+    { "deepseek-r1",
+      BOS "S\n\nT<｜User｜>Q<｜Assistant｜>A" EOS
+          "<｜User｜>R<｜Assistant｜><｜tool▁calls▁begin｜>" CALL_TEXT "\n" CALL_TEXT
+          "<｜tool▁calls▁end｜>" EOS "<｜tool▁outputs▁begin｜>" OUTPUT_TEXT OUTPUT_TEXT
+          "<｜tool▁outputs▁end｜>B" EOS "<｜User｜>U<｜Assistant｜><think>\n" },
+    { "deepseek-r1-2025-01",
+      BOS "S\n\nT<｜User｜>Q<｜Assistant｜>A" EOS
+          "<｜User｜>R<｜Assistant｜><｜tool▁calls▁begin｜>" CALL_TEXT "\n" CALL_TEXT
+          "<｜tool▁calls▁end｜>" EOS "<｜tool▁outputs▁begin｜>" OUTPUT_TEXT OUTPUT_TEXT
+          "<｜tool▁outputs▁end｜>B" EOS "<｜User｜>U<｜Assistant｜>" },
+    { "deepseek-r1-0528",
+      BOS "S\n\nT<｜User｜>Q<｜Assistant｜>A" EOS
+          "<｜User｜>R<｜Assistant｜><｜tool▁calls▁begin｜>" CALL_TEXT "\n" CALL_TEXT
+          "<｜tool▁calls▁end｜>" EOS "<｜tool▁outputs▁begin｜>" OUTPUT_TEXT "\n" OUTPUT_TEXT
+          "<｜tool▁outputs▁end｜>B" EOS "<｜User｜>U<｜Assistant｜>" },
+    { "deepseek-r1-distill",
+      BOS "T<｜User｜>Q<｜Assistant｜>A" EOS
+          "<｜User｜>R<｜Assistant｜><｜tool▁calls▁begin｜>" CALL_TEXT "\n" CALL_TEXT
+          "<｜tool▁calls▁end｜>" EOS "<｜tool▁outputs▁begin｜>" OUTPUT_TEXT "\n" OUTPUT_TEXT
+          "<｜tool▁outputs▁end｜>B" EOS "<｜User｜>U<｜Assistant｜><think>\n" },
+    { "deepseek-r1-distill-2025-01",
+      BOS "T<｜User｜>Q<｜Assistant｜>A" EOS
+          "<｜User｜>R<｜Assistant｜><｜tool▁calls▁begin｜>" CALL_TEXT "\n" CALL_TEXT
+          "<｜tool▁calls▁end｜>" EOS "<｜tool▁outputs▁begin｜>" OUTPUT_TEXT "\n" OUTPUT_TEXT
+          "<｜tool▁outputs▁end｜>B" EOS "<｜User｜>U<｜Assistant｜>" },
+};
+
+static void families(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
+        yard_error err = { 0 };
+        size_t n;
+        char *text;
+
+        if (yard_chat_template_render(find(formats[i].name), demo, conversation,
+                                      sizeof(conversation) - 1, true, &text, &n, &err) != YARD_OK)
+            fail_msg("%s: %s", formats[i].name, err.message);
+        if (strcmp(text, formats[i].want))
+            fail_msg("%s:\nwant %s\ngot  %s", formats[i].name, formats[i].want, text);
+        free(text);
+    }
+}
+
+static const struct {
+    const char *messages, *want; /* without generation prompt, template demo */
+} accepted[] = {
+    { "[]", BOS },
+    { "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
+      "{\"type\":\"text\",\"text\":\"b\"}]}]",
+      BOS "<｜User｜>ab" },
+    { "[{\"role\":\"user\",\"content\":[]}]", BOS "<｜User｜>" },
+    { "[{\"role\":\"assistant\",\"tool_calls\":[" CALL "]}]",
+      BOS "<｜Assistant｜><｜tool▁calls▁begin｜>" CALL_TEXT "<｜tool▁calls▁end｜>" EOS },
+    { "[{\"role\":\"assistant\",\"content\":\"A\",\"tool_calls\":[]}]",
+      BOS "<｜Assistant｜>A" EOS },
+    { "[{\"role\":\"user\",\"content\":\"x\",\"name\":\"n\",\"tool_calls\":null}]",
+      BOS "<｜User｜>x" },
+};
+
+static void accepted_forms(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(accepted) / sizeof(accepted[0]); i++) {
+        const char *messages = accepted[i].messages;
+        yard_error err = { 0 };
+        size_t n;
+        char *text;
+
+        if (yard_chat_template_render(find("demo"), demo, messages, strlen(messages), false, &text,
+                                      &n, &err) != YARD_OK)
+            fail_msg("%s: %s", messages, err.message);
+        assert_string_equal(text, accepted[i].want);
+        free(text);
+    }
+}
+
+static const struct {
+    const char *messages, *message;
+} refused[] = {
+    { "", "messages: want JSON" },
+    { "{}", "messages: want an array, got an object" },
+    { "[7]", "messages[0]: want an object, got a number" },
+    { "[{\"content\":\"x\"}]", "messages[0].role: want a string, got nothing" },
+    { "[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"robot\",\"content\":\"x\"}]",
+      "messages[1].role: want system, user, assistant or tool, got 'robot'" },
+    { "[{\"role\":\"user\"}]",
+      "messages[0].content: want a string or an array of parts, got nothing" },
+    { "[{\"role\":\"assistant\",\"content\":null}]", "messages[0].content" },
+    { "[{\"role\":\"user\",\"content\":7}]", "messages[0].content" },
+    { "[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]",
+      "messages[0].content[0]: want {\"type\": \"text\", \"text\": text}, got type image_url" },
+    { "[{\"role\":\"user\",\"content\":[7]}]", "messages[0].content[0]" },
+    { "[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]", "messages[0].content[0]" },
+    { "[{\"role\":\"user\",\"content\":\"x\",\"content\":\"y\"}]", "duplicate" },
+    { "[{\"role\":\"user\",\"content\":\"x\",\"tool_calls\":[" CALL "]}]",
+      "messages[0].tool_calls" },
+    { "[{\"role\":\"assistant\",\"tool_calls\":7}]", "messages[0].tool_calls: want an array" },
+    { "[{\"role\":\"assistant\",\"tool_calls\":[7]}]", "messages[0].tool_calls[0].type" },
+    { "[{\"role\":\"assistant\",\"tool_calls\":[" CALL ",{\"type\":\"function\"}]}]",
+      "messages[0].tool_calls[1].function.name: want a string, got nothing" },
+    { "[{\"role\":\"assistant\",\"tool_calls\":[{\"type\":\"function\",\"function\":{\"name\":"
+      "\"f\","
+      "\"arguments\":{}}}]}]",
+      "messages[0].tool_calls[0].function.arguments: want a string, got an object" },
+    { "[{\"role\":\"assistant\",\"content\":7,\"tool_calls\":[" CALL "]}]", "messages[0].content" },
+};
+
+static void bad_messages_are_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
+        const char *messages = refused[i].messages;
+        yard_error err = { 0 };
+        char *text = NULL;
+        size_t n;
+
+        if (yard_chat_template_render(find("demo"), demo, messages, strlen(messages), true, &text,
+                                      &n, &err) != YARD_EFORMAT ||
+            !strstr(err.message, refused[i].message))
+            fail_msg("%s: want '%s', got '%s'", messages, refused[i].message, err.message);
+        assert_null(text);
+    }
+}
+
+static void unknown_templates(void **state)
+{
+    static const char *const configs[] = { "{\"chat_template\":\"{{ abc }}\"}", "{}" };
+    static const char *const want[] = { "SHA-256 c178fe03a96b730fb9c1c60201f89262",
+                                        "chat_template: want a template, got none" };
+    json_t *root = tokenizer_file_minimal();
+    char *file = json_dumps(root, 0), *text;
+    const yard_chat_template *tpl = NULL;
+    yard_error err = { 0 };
+    size_t n;
+
+    (void)state;
+    assert_int_equal(yard_chat_template_find(&tpl, demo, "chatml", &err), YARD_ENOTSUP);
+    assert_non_null(strstr(err.message, "'chatml' is not known; known: demo, deepseek-v3"));
+    for (size_t i = 0; i < 2; i++) {
+        yard_tokenizer *tok = NULL;
+        assert_int_equal(
+            yard_tokenizer_parse(&tok, file, strlen(file), configs[i], strlen(configs[i]), NULL),
+            YARD_OK);
+        assert_int_equal(yard_chat_template_find(&tpl, tok, NULL, &err),
+                         i == 0 ? YARD_ENOTSUP : YARD_EFORMAT);
+        if (!strstr(err.message, want[i]))
+            fail_msg("want '%s', got '%s'", want[i], err.message);
+        assert_null(tpl);
+        /* by name it works, but there is no beginning-of-sentence text */
+        assert_int_equal(
+            yard_chat_template_render(find("demo"), tok, "[]", 2, true, &text, &n, &err),
+            YARD_EFORMAT);
+        assert_non_null(strstr(err.message, "bos_token"));
+        yard_tokenizer_free(tok);
+    }
+    free(file);
+    json_decref(root);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(golden_cases),      cmocka_unit_test(families),
+        cmocka_unit_test(accepted_forms),    cmocka_unit_test(bad_messages_are_refused),
+        cmocka_unit_test(unknown_templates),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
