@@ -8,7 +8,16 @@ static const struct command {
     const char *name;
     int (*run)(int argc, char **argv);
     const char *what;
-} commands[] = {};
+} commands[] = {
+    { "generate", yard_cmd_generate, "complete a prompt" },
+    { "chat", yard_cmd_chat, "talk to a model in the terminal" },
+    { "tokenize", yard_cmd_tokenize, "text to token ids and back" },
+    { "template", yard_cmd_template, "chat messages to prompt text" },
+    { "logits", yard_cmd_logits, "largest logits at every position of a prompt" },
+    { "inspect", yard_cmd_inspect, "parameters, KV bytes and memory per rank of a model" },
+    { "synth", yard_cmd_synth, "write a checkpoint with random weights" },
+    { "bench", yard_cmd_bench, "measure speed" },
+};
 
 enum { N_COMMANDS = sizeof(commands) / sizeof(commands[0]) };
 

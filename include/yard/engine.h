@@ -1,0 +1,151 @@
+/* The engine: one model on this process's device, many requests at once.
+ *
+ *     yard_engine_create(&engine, &config, &err);
+ *     yard_engine_submit(engine, &request, &id);
+ *     while (!done) {
+ *         yard_engine_step(engine);
+ *         n = yard_engine_poll(engine, events, 64);
+ *     }
+ *     yard_engine_destroy(engine);
+ *
+ * The engine speaks token ids only; text belongs to the caller. It never prints: warnings and the
+ * progress of loading go through callbacks. Threads: one caller at a time per engine; engines are
+ * independent of each other. */
+#ifndef YARD_ENGINE_H
+#define YARD_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include <yard/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct yard_engine yard_engine;
+
+/* How activations are computed. */
+typedef enum yard_numeric_mode {
+    YARD_QUANTISED, /* bf16 activations; FP8 projections get FP8 activations, one scale per 128 */
+    YARD_EXACT      /* f32 activations, never quantised: for comparing implementations */
+} yard_numeric_mode;
+
+typedef struct yard_engine_config {
+    size_t size;           /* set by the initialiser */
+    const char *model_dir; /* Hugging Face directory; required */
+    yard_numeric_mode mode;
+    uint32_t n_threads;  /* 0: all processors this process may use */
+    uint32_t max_seqs;   /* requests running at once; default 16 */
+    uint32_t max_tokens; /* rows of one step, prompt chunks included; default 512 */
+    uint64_t kv_tokens;  /* KV cache capacity; 0: as many as max_positions of the model, or 8,192
+                            if that is less, in pages of 64 */
+    const char *cpu_variant; /* NULL: the best; "c" forces the plain definition */
+    bool mtp;                /* load the MTP module too, if the checkpoint has one */
+    void (*warn)(void *ctx, const char *line);                                    /* may be NULL */
+    void (*progress)(void *ctx, const char *what, uint64_t done, uint64_t total); /* may be NULL */
+    void *notify_ctx;
+} yard_engine_config;
+
+#define YARD_ENGINE_CONFIG_INIT                                                                    \
+    {                                                                                              \
+        .size = sizeof(yard_engine_config), .max_seqs = 16, .max_tokens = 512                      \
+    }
+
+/* Loads the model and allocates everything. On success the caller owns *out. Errors: YARD_EINVAL,
+ * YARD_EIO, YARD_EFORMAT, YARD_ENOTSUP, YARD_ENOMEM, each with one line in err. */
+YARD_API yard_status yard_engine_create(yard_engine **out, const yard_engine_config *config,
+                                        yard_error *err);
+/* Ends all requests without events. NULL is fine. */
+YARD_API void yard_engine_destroy(yard_engine *engine);
+
+typedef struct yard_logit_bias {
+    int32_t token;
+    float value; /* added to the logit */
+} yard_logit_bias;
+
+/* Sampling. Order: logit bias, penalties, temperature, top-k, top-p, min-p. Temperature 0 is
+ * greedy: the largest logit after bias and penalties, the lowest id among equals. The random
+ * number of a token depends on the seed and the token's position only. */
+typedef struct yard_sampling {
+    float temperature;        /* >= 0; default 0 */
+    float top_p;              /* (0, 1]; default 1: off */
+    float min_p;              /* [0, 1]; default 0: off */
+    int32_t top_k;            /* >= 0; default 0: off */
+    float repetition_penalty; /* > 0; default 1: off; counts prompt and output */
+    float presence_penalty;   /* default 0: off; counts output */
+    float frequency_penalty;  /* default 0: off; counts output */
+    uint64_t seed;
+} yard_sampling;
+
+typedef struct yard_request {
+    size_t size;           /* set by the initialiser */
+    const int32_t *prompt; /* [n_prompt] ids, copied; required, n_prompt >= 1 */
+    uint32_t n_prompt;
+    uint32_t max_new_tokens; /* default: up to the model's context */
+    yard_sampling sampling;
+    const yard_logit_bias *bias; /* [n_bias], copied; NULL with n_bias 0 */
+    uint32_t n_bias;
+    bool ignore_eos; /* go on after an end-of-sequence id */
+} yard_request;
+
+#define YARD_REQUEST_INIT                                                                          \
+    {                                                                                              \
+        .size = sizeof(yard_request), .max_new_tokens = UINT32_MAX, .sampling = {                  \
+            .top_p = 1.0f,                                                                         \
+            .repetition_penalty = 1.0f                                                             \
+        }                                                                                          \
+    }
+
+/* Queues a request; it starts when a later step has room for it. *id is never 0. Errors:
+ * YARD_EINVAL (an id outside the vocabulary, a prompt longer than the context or the cache, a
+ * sampling value out of range: the message names it), YARD_ENOMEM. Message: yard_engine_error(). */
+YARD_API yard_status yard_engine_submit(yard_engine *engine, const yard_request *request,
+                                        uint64_t *id);
+
+/* Runs one step: at most max_tokens rows of decodes and prompt chunks. With no work it returns at
+ * once. On return every event of the step can be polled. */
+YARD_API yard_status yard_engine_step(yard_engine *engine);
+
+typedef enum yard_finish {
+    YARD_RUNNING = 0,
+    YARD_FINISH_STOP,   /* the model ended the sequence; the end id is this event's token */
+    YARD_FINISH_LENGTH, /* max_new_tokens or the context is used up */
+    YARD_FINISH_ABORTED
+} yard_finish;
+
+/* One generated token, or (n_tokens 0) the end of an aborted request. */
+typedef struct yard_event {
+    uint64_t id;
+    uint32_t n_tokens; /* 0 or 1 */
+    int32_t token;
+    yard_finish finish; /* other than YARD_RUNNING exactly once per request, on its last event */
+} yard_event;
+
+/* Takes up to max_events events, oldest first; returns how many. */
+YARD_API uint32_t yard_engine_poll(yard_engine *engine, yard_event *events, uint32_t max_events);
+
+/* Ends a request and frees its pages before the next step. Its last event says
+ * YARD_FINISH_ABORTED. Errors: YARD_EINVAL for an id that is not queued or running. */
+YARD_API yard_status yard_engine_abort(yard_engine *engine, uint64_t id);
+
+typedef struct yard_engine_stats {
+    uint32_t n_queued, n_running;
+    uint32_t n_pages, n_free_pages; /* of 64 tokens */
+    uint64_t n_steps, n_prompt_tokens, n_output_tokens;
+} yard_engine_stats;
+
+YARD_API void yard_engine_get_stats(const yard_engine *engine, yard_engine_stats *out);
+
+/* The message of the last call on this engine that failed; "" if none did. Owned by the engine,
+ * valid until its next call. */
+YARD_API const char *yard_engine_error(const yard_engine *engine);
+
+/* What the engine runs on and why ("cpu, 2 threads, avx2: ..."). Owned by the engine. */
+YARD_API const char *yard_engine_describe(const yard_engine *engine);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

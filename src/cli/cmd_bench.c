@@ -1,0 +1,45 @@
+/* switchyard bench: the list of benchmarks. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cli/bench.h"
+
+static const struct benchmark {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *what;
+} benchmarks[] = {
+    { "engine", yard_bench_engine, "prefill and decode of a model, tokens/s" },
+};
+
+enum { N_BENCHMARKS = sizeof(benchmarks) / sizeof(benchmarks[0]) };
+
+static void print_help(FILE *to)
+{
+    fprintf(to, "Usage: switchyard bench BENCHMARK [ARGUMENT...]\n"
+                "Measures speed, after a warm-up and with verified results.\n\nBenchmarks:\n");
+    for (int i = 0; i < N_BENCHMARKS; i++)
+        fprintf(to, "  %-10s %s\n", benchmarks[i].name, benchmarks[i].what);
+    fprintf(to, "\nWith --json each row is one JSON object on a line of its own; rows worth\n"
+                "keeping lie under bench/results/ and become the tables of docs/performance.md.\n"
+                "\nExamples:\n"
+                "  switchyard bench engine\n"
+                "  switchyard bench engine models/demo --threads 1,2 --json\n"
+                "\n'switchyard bench BENCHMARK --help' tells the arguments of one.\n");
+}
+
+int yard_cmd_bench(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help(stderr);
+        return YARD_EXIT_USAGE;
+    }
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-?")) {
+        print_help(stdout);
+        return yard_cli_close_stdout("bench");
+    }
+    for (int i = 0; i < N_BENCHMARKS; i++)
+        if (!strcmp(argv[1], benchmarks[i].name))
+            return benchmarks[i].run(argc - 1, argv + 1);
+    return yard_cli_usage("bench", "no benchmark '%s'", argv[1]);
+}

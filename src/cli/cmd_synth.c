@@ -1,0 +1,182 @@
+/* switchyard synth: a checkpoint with random weights. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cli/engine_options.h"
+
+enum {
+    KEY_ARCH = 0x1000,
+    KEY_CONFIG,
+    KEY_LAYERS,
+    KEY_DENSE_LAYERS,
+    KEY_MTP,
+    KEY_SEED,
+    KEY_SCALE_FMT,
+    KEY_THREADS,
+    KEY_SHARD_BYTES,
+    KEY_OUT
+};
+
+enum { UNSET = UINT32_MAX, MAX_THREADS = 4096, MAX_LAYERS = 1024 };
+
+typedef struct synth_args {
+    const char *arch, *config_path, *dir;
+    uint32_t n_layers, n_dense_layers; /* UNSET: not given */
+    bool mtp, ue8m0;
+    yard_synth_options options;
+} synth_args;
+
+static uint64_t whole_number(struct argp_state *state, const char *option, const char *text,
+                             uint64_t min, uint64_t max)
+{
+    yard_error err = { 0 };
+    uint64_t value = min;
+
+    if (yard_cli_parse_u64(option, text, min, max, &value, &err) != YARD_OK)
+        argp_error(state, "%s", err.message);
+    return value;
+}
+
+static void check_args(const synth_args *args, struct argp_state *state)
+{
+    if (!args->dir)
+        argp_error(state, "want --out DIR");
+    if (!args->arch == !args->config_path)
+        argp_error(state, "want one of --arch and --config");
+    if (args->arch && args->n_layers == UNSET)
+        argp_error(state, "want --layers N with --arch");
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    synth_args *args = state->input;
+
+    switch (key) {
+    case KEY_ARCH:
+        args->arch = arg;
+        return 0;
+    case KEY_CONFIG:
+        args->config_path = arg;
+        return 0;
+    case KEY_LAYERS:
+        args->n_layers = (uint32_t)whole_number(state, "--layers", arg, 1, MAX_LAYERS);
+        return 0;
+    case KEY_DENSE_LAYERS:
+        args->n_dense_layers = (uint32_t)whole_number(state, "--dense-layers", arg, 0, MAX_LAYERS);
+        return 0;
+    case KEY_MTP:
+        args->mtp = true;
+        return 0;
+    case KEY_SEED:
+        args->options.seed = whole_number(state, "--seed", arg, 0, UINT64_MAX);
+        return 0;
+    case KEY_SCALE_FMT:
+        if (strcmp(arg, "ue8m0") != 0)
+            argp_error(state, "--scale-fmt: want ue8m0, got '%s'", arg);
+        args->ue8m0 = true;
+        return 0;
+    case KEY_THREADS:
+        args->options.n_threads = (uint32_t)whole_number(state, "--threads", arg, 1, MAX_THREADS);
+        return 0;
+    case KEY_SHARD_BYTES:
+        args->options.shard_bytes = whole_number(state, "--shard-bytes", arg, 1, INT64_MAX);
+        return 0;
+    case KEY_OUT:
+        args->dir = arg;
+        return 0;
+    case ARGP_KEY_END:
+        check_args(args, state);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option option_list[] = {
+    { "arch", KEY_ARCH, "NAME", 0, "Published dimensions to use: deepseek-v3", 1 },
+    { "config", KEY_CONFIG, "FILE", 0, "Or: the dimensions of this config.json", 1 },
+    { "layers", KEY_LAYERS, "N", 0, "Layers; with --config the default is the file's number", 1 },
+    { "dense-layers", KEY_DENSE_LAYERS, "D", 0,
+      "Of these the first D are dense; default: the architecture's number, but one layer less than "
+      "all at most",
+      1 },
+    { "mtp", KEY_MTP, NULL, 0, "Add a multi-token-prediction module if there is none", 1 },
+    { "scale-fmt", KEY_SCALE_FMT, "ue8m0", 0, "Block scales that are powers of two", 1 },
+    { "out", KEY_OUT, "DIR", 0, "Where to write: a new or an empty directory", 2 },
+    { "seed", KEY_SEED, "S", 0, "The same seed gives the same bytes; default 0", 2 },
+    { "shard-bytes", KEY_SHARD_BYTES, "N", 0, "Size of a shard; default 4000000000", 2 },
+    { "threads", KEY_THREADS, "N", 0, "Default: all processors this process may use", 2 },
+    { 0 },
+};
+
+static const struct argp synth_argp = {
+    .options = option_list,
+    .parser = parse,
+    .doc = "Writes a checkpoint with random weights in the published format: config.json, "
+           "safetensors shards, their index."
+           "\vIt is for measuring and testing: its output is noise. It has no tokenizer, so "
+           "generate and logits take --ids with it. If writing fails, what was written is "
+           "removed.\n\n"
+           "Examples:\n"
+           "  switchyard synth --arch deepseek-v3 --layers 4 --dense-layers 1 --out /data/v3-4\n"
+           "  switchyard synth --config models/demo/config.json --seed 7 --out /tmp/small\n",
+};
+
+static yard_status read_dimensions(const synth_args *args, yard_model_config *c, yard_error *err)
+{
+    char *text = NULL;
+    size_t n_bytes = 0;
+    yard_status st;
+
+    if (args->arch)
+        return yard_synth_dimensions(c, args->arch, err);
+    st = yard_cli_read_all(args->config_path, &text, &n_bytes, err);
+    if (!st)
+        st = yard_model_config_parse(c, text, n_bytes, args->config_path, yard_cli_notify(), err);
+    free(text);
+    /* A file that leaves the end ids to generation_config.json: any id serves noise. */
+    if (!st && c->n_eos == 0)
+        c->eos[c->n_eos++] = 0;
+    return st;
+}
+
+static yard_status apply_options(const synth_args *args, yard_model_config *c, yard_error *err)
+{
+    if (args->n_layers != UNSET) {
+        c->n_layers = args->n_layers;
+        if (c->n_dense_layers >= c->n_layers)
+            c->n_dense_layers = c->n_layers - 1;
+    }
+    if (args->n_dense_layers != UNSET)
+        c->n_dense_layers = args->n_dense_layers;
+    if (c->n_dense_layers > c->n_layers)
+        return yard_fail(err, YARD_EINVAL, "--dense-layers: want at most %u layers, got %u",
+                         c->n_layers, c->n_dense_layers);
+    if (args->mtp && c->n_mtp == 0)
+        c->n_mtp = 1;
+    if (args->ue8m0 && !c->fp8)
+        return yard_fail(err, YARD_EINVAL, "--scale-fmt: the config has no FP8 weights");
+    c->ue8m0 = c->ue8m0 || args->ue8m0;
+    return YARD_OK;
+}
+
+int yard_cmd_synth(int argc, char **argv)
+{
+    synth_args args = { .n_layers = UNSET,
+                        .n_dense_layers = UNSET,
+                        .options = { .n_threads = yard_cpu_count() } };
+    yard_model_config c;
+    yard_error err = { 0 };
+    yard_status st;
+
+    yard_cli_parse_args(&synth_argp, "switchyard synth", argc, argv, &args);
+    st = read_dimensions(&args, &c, &err);
+    if (!st)
+        st = apply_options(&args, &c, &err);
+    if (!st)
+        st = yard_synth_write(args.dir, &c, &args.options, yard_cli_notify(), &err);
+    if (st)
+        return yard_cli_fail("synth", &err);
+    return yard_cli_close_stdout("synth");
+}

@@ -1,0 +1,197 @@
+/* Creating and destroying an engine; pages; statistics. */
+#include "engine/engine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/engine_impl.h"
+
+enum { MIN_LOGIT_ROWS = 16, DEFAULT_KV_TOKENS = 8192 };
+
+static uint32_t pages_for(uint64_t n_tokens)
+{
+    return (uint32_t)((n_tokens + YARD_PAGE_TOKENS - 1) / YARD_PAGE_TOKENS);
+}
+
+/* Shorter configs of older callers get defaults for what they lack; longer ones must be zero there.
+ */
+static yard_status read_config(yard_engine_config *out, const yard_engine_config *config,
+                               yard_error *err)
+{
+    const yard_engine_config defaults = YARD_ENGINE_CONFIG_INIT;
+    const size_t known = sizeof(*out);
+
+    if (!config || config->size < sizeof(config->size))
+        return yard_fail(err, YARD_EINVAL, "engine config: want YARD_ENGINE_CONFIG_INIT first");
+    for (size_t i = known; i < config->size; i++)
+        if (((const uint8_t *)config)[i] != 0)
+            return yard_fail(err, YARD_ENOTSUP,
+                             "engine config: want %zu bytes at most, got %zu with a setting "
+                             "this library does not know",
+                             known, config->size);
+    *out = defaults;
+    memcpy(out, config, config->size < known ? config->size : known);
+    if (!out->model_dir)
+        return yard_fail(err, YARD_EINVAL, "engine config: model_dir: want a folder, got NULL");
+    if (out->max_seqs == 0 || out->max_seqs > 65536)
+        return yard_fail(err, YARD_EINVAL, "engine config: max_seqs: want 1 to 65536, got %u",
+                         out->max_seqs);
+    if (out->max_tokens < out->max_seqs || out->max_tokens > 1u << 20)
+        return yard_fail(err, YARD_EINVAL,
+                         "engine config: max_tokens: want max_seqs (%u) to 1048576, got %u",
+                         out->max_seqs, out->max_tokens);
+    return YARD_OK;
+}
+
+static yard_status allocate(yard_engine *e, yard_error *err)
+{
+    const uint32_t n = e->max_seqs;
+
+    e->running = calloc(n, sizeof(*e->running));
+    e->started = calloc(n, sizeof(*e->started));
+    e->logit_slot = calloc(n, sizeof(*e->logit_slot));
+    e->logit_row = calloc(n, sizeof(*e->logit_row));
+    e->sample_rows = calloc(n, sizeof(*e->sample_rows));
+    e->sampled = calloc(n, sizeof(*e->sampled));
+    e->order = calloc(n, sizeof(*e->order));
+    e->free_pages = calloc(e->n_pages, sizeof(*e->free_pages));
+    if (!e->running || !e->started || !e->logit_slot || !e->logit_row || !e->sample_rows ||
+        !e->sampled || !e->order || !e->free_pages)
+        return yard_fail(err, YARD_ENOMEM, "engine: %u requests, %u pages", n, e->n_pages);
+    /* a stack, so that the lowest page is taken first */
+    for (uint32_t i = 0; i < e->n_pages; i++)
+        e->free_pages[i] = (int32_t)(e->n_pages - 1 - i);
+    e->n_free_pages = e->n_pages;
+    return YARD_OK;
+}
+
+static yard_status create_model(yard_engine *e, const yard_engine_config *c, yard_error *err)
+{
+    const yard_notify notify = { c->warn, c->progress, c->notify_ctx };
+    yard_model_options options = { .exact = c->mode == YARD_EXACT,
+                                   .mtp = c->mtp,
+                                   .n_threads = c->n_threads,
+                                   .cpu_variant = c->cpu_variant,
+                                   .max_tokens = c->max_tokens,
+                                   .max_seqs = c->max_seqs };
+    yard_status st = yard_model_config_load(&e->model_config, c->model_dir, &notify, err);
+    uint64_t kv_tokens = c->kv_tokens;
+
+    if (st != YARD_OK)
+        return st;
+    if (kv_tokens == 0)
+        kv_tokens = e->model_config.max_positions < DEFAULT_KV_TOKENS
+                        ? e->model_config.max_positions
+                        : DEFAULT_KV_TOKENS;
+    if (kv_tokens > (uint64_t)INT32_MAX)
+        return yard_fail(err, YARD_EINVAL, "engine config: kv_tokens: want %d at most, got %llu",
+                         INT32_MAX, (unsigned long long)kv_tokens);
+    e->n_pages = pages_for(kv_tokens);
+    e->context = e->model_config.max_positions;
+    if (e->context > e->n_pages * YARD_PAGE_TOKENS)
+        e->context = e->n_pages * YARD_PAGE_TOKENS;
+    e->max_pages_per_seq = pages_for(e->context);
+    e->max_seqs = c->max_seqs;
+    e->max_tokens = c->max_tokens;
+    e->max_logits = c->max_seqs > MIN_LOGIT_ROWS ? c->max_seqs : MIN_LOGIT_ROWS;
+    options.n_pages = e->n_pages;
+    options.max_pages_per_seq = e->max_pages_per_seq;
+    options.max_logits = e->max_logits;
+    return yard_model_create(&e->model, c->model_dir, &e->model_config, &options, &notify, err);
+}
+
+yard_status yard_engine_create(yard_engine **out, const yard_engine_config *config, yard_error *err)
+{
+    yard_engine_config c;
+    yard_engine *e;
+    yard_status st = read_config(&c, config, err);
+
+    if (st != YARD_OK)
+        return st;
+    e = calloc(1, sizeof(*e));
+    if (!e)
+        return yard_fail(err, YARD_ENOMEM, "engine: %zu bytes", sizeof(*e));
+    st = create_model(e, &c, err);
+    if (st == YARD_OK)
+        st = allocate(e, err);
+    if (st != YARD_OK) {
+        yard_engine_destroy(e);
+        return st;
+    }
+    snprintf(e->description, sizeof(e->description), "%s", yard_model_describe(e->model));
+    *out = e;
+    return YARD_OK;
+}
+
+void yard_engine_destroy(yard_engine *e)
+{
+    if (!e)
+        return;
+    for (uint32_t i = 0; e->running && i < e->max_seqs; i++)
+        yard_sequence_free(e->running[i]);
+    while (e->queue_head) {
+        sequence *seq = e->queue_head;
+        e->queue_head = seq->next;
+        yard_sequence_free(seq);
+    }
+    yard_model_destroy(e->model);
+    free(e->running);
+    free(e->started);
+    free(e->logit_slot);
+    free(e->logit_row);
+    free(e->sample_rows);
+    free(e->sampled);
+    free(e->order);
+    free(e->free_pages);
+    free(e->events.events);
+    free(e);
+}
+
+static int32_t *page_row(yard_engine *e, uint32_t slot)
+{
+    return yard_model_step(e->model)->page_table + (size_t)slot * e->max_pages_per_seq;
+}
+
+bool yard_engine_take_pages(yard_engine *e, uint32_t slot, uint32_t n_tokens, uint32_t *n_pages)
+{
+    const uint32_t n = pages_for(n_tokens);
+
+    if (n > e->n_free_pages)
+        return false;
+    for (uint32_t i = 0; i < n; i++)
+        page_row(e, slot)[i] = e->free_pages[--e->n_free_pages];
+    *n_pages = n;
+    return true;
+}
+
+void yard_engine_return_pages(yard_engine *e, uint32_t slot, uint32_t n_pages)
+{
+    for (uint32_t i = n_pages; i-- > 0;)
+        e->free_pages[e->n_free_pages++] = page_row(e, slot)[i];
+}
+
+void yard_engine_get_stats(const yard_engine *e, yard_engine_stats *out)
+{
+    *out = (yard_engine_stats){ .n_queued = e->n_queued,
+                                .n_running = e->n_running,
+                                .n_pages = e->n_pages,
+                                .n_free_pages = e->n_free_pages,
+                                .n_steps = e->n_steps,
+                                .n_prompt_tokens = e->n_prompt_tokens,
+                                .n_output_tokens = e->n_output_tokens };
+}
+
+const char *yard_engine_error(const yard_engine *e)
+{
+    return e->err.message;
+}
+
+const char *yard_engine_describe(const yard_engine *e)
+{
+    return e->description;
+}
+
+const yard_model_config *yard_engine_model_config(const yard_engine *e)
+{
+    return &e->model_config;
+}

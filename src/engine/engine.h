@@ -1,0 +1,23 @@
+/* The engine room's header for its neighbours: the public interface, and the model runner below it
+ * for tools that want logits rather than tokens. */
+#ifndef YARD_ENGINE_ROOM_H
+#define YARD_ENGINE_ROOM_H
+
+#include <yard/engine.h>
+
+#include "model/model.h"
+
+/* What the engine was built from; owned by the engine. */
+const yard_model_config *yard_engine_model_config(const yard_engine *engine);
+
+/* Runs one sequence of n_ids prompt tokens through prefill in chunks of max_tokens and calls
+ * each(ctx, pos, logits, draft) for every position with pos % every == 0 and for the last one:
+ *   logits [vocab] f32, valid during the call.
+ * With the MTP module loaded, draft is its logits at pos (predicting pos + 2), NULL at the last
+ * position and otherwise. Uses pages of the engine while it runs; no request may be running.
+ * Errors: as yard_engine_submit(). */
+typedef void (*yard_logits_fn)(void *ctx, uint32_t pos, const float *logits, const float *draft);
+yard_status yard_engine_score(yard_engine *engine, const int32_t *ids, uint32_t n_ids,
+                              uint32_t every, yard_logits_fn each, void *ctx);
+
+#endif

@@ -1,0 +1,376 @@
+/* The model: buffers, the pass over all layers, the output head, the MTP module. */
+#include "model/forward.h"
+
+#include <stdlib.h>
+
+#include "model/forward_impl.h"
+
+static uint32_t max_u32(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+static yard_rows take_rows(yard_arena *arena, yard_dtype dtype, size_t n_rows, uint32_t n_cols)
+{
+    yard_rows rows = { .dtype = dtype, .ld = n_cols };
+
+    rows.data = yard_arena_take(arena, n_rows * n_cols * yard_dtype_bytes(dtype));
+    if (dtype == YARD_FP8_E4M3)
+        rows.scale = yard_arena_take(arena, n_rows * yard_group_count(n_cols) * sizeof(float));
+    return rows;
+}
+
+static activation take_activation(const yard_model *m, yard_arena *arena, size_t n_rows,
+                                  uint32_t n_cols)
+{
+    activation a = { .plain = take_rows(arena, m->plain, n_rows, n_cols) };
+
+    if (m->quantise)
+        a.quant = take_rows(arena, YARD_FP8_E4M3, n_rows, n_cols);
+    return a;
+}
+
+static void lay_out_step(yard_model *m, yard_arena *arena)
+{
+    const yard_model_options *o = &m->options;
+    const size_t t = o->max_tokens * sizeof(int32_t);
+
+    m->step.token = yard_arena_take(arena, t);
+    m->step.position = yard_arena_take(arena, t);
+    m->step.seq = yard_arena_take(arena, t);
+    m->step.absorbed = yard_arena_take(arena, o->max_tokens);
+    m->step.page_table =
+        yard_arena_take(arena, (size_t)o->max_seqs * o->max_pages_per_seq * sizeof(int32_t));
+    m->n_logits = yard_arena_take(arena, sizeof(int32_t));
+    m->logit_index = yard_arena_take(arena, o->max_logits * sizeof(int32_t));
+}
+
+static void lay_out_attention(yard_model *m, yard_arena *arena)
+{
+    const yard_model_config *c = &m->config;
+    const size_t t = m->options.max_tokens;
+
+    m->inv_freq = yard_arena_take(arena, (c->rope_dims / 2 + 1) * sizeof(float));
+    m->x = yard_arena_take(arena, t * c->hidden * sizeof(float));
+    m->h = take_activation(m, arena, t, c->hidden);
+    m->q_a = take_rows(arena, YARD_F32, t, c->q_rank);
+    m->q_a_norm = take_activation(m, arena, t, c->q_rank);
+    m->kv_a = take_rows(arena, YARD_F32, t, c->kv_rank + c->rope_dims);
+    m->q = take_rows(arena, m->plain, t, c->n_heads * (c->nope_dims + c->rope_dims));
+    m->q_latent = take_rows(arena, m->plain, t, c->n_heads * c->kv_rank);
+    m->o_latent = take_rows(arena, m->plain, t, c->n_heads * c->kv_rank);
+    m->attended = take_activation(m, arena, t, c->n_heads * c->v_dims);
+    m->delta = take_rows(arena, YARD_F32, t, c->hidden);
+}
+
+static void lay_out_mlp(yard_model *m, yard_arena *arena)
+{
+    const yard_model_config *c = &m->config;
+    const size_t t = m->options.max_tokens, rows = t * c->top_k;
+    const uint32_t inter = max_u32(c->n_dense_layers ? c->dense_inter : 1,
+                                   max_u32(1, c->n_shared_experts * c->expert_inter));
+
+    m->mlp_gate_up = take_rows(arena, m->plain, t, 2 * inter);
+    m->mlp_mid = take_activation(m, arena, t, inter);
+    m->router_logits = yard_arena_take(arena, t * c->n_experts * sizeof(float));
+    m->expert = yard_arena_take(arena, rows * sizeof(int32_t));
+    m->expert_weight = yard_arena_take(arena, rows * sizeof(float));
+    m->offset = yard_arena_take(arena, (c->n_experts + 1) * sizeof(int32_t));
+    m->row_index = yard_arena_take(arena, rows * sizeof(int32_t));
+    m->expert_x = take_rows(arena, m->quantise ? YARD_FP8_E4M3 : m->plain, rows, c->hidden);
+    m->expert_gate_up = take_rows(arena, m->plain, rows, 2 * c->expert_inter);
+    m->expert_mid = take_activation(m, arena, rows, c->expert_inter);
+    m->expert_y = take_rows(arena, m->plain, rows, c->hidden);
+    m->moe_y = yard_arena_take(arena, t * c->hidden * sizeof(float));
+}
+
+static uint32_t cached_layers(const yard_model *m)
+{
+    return m->config.n_layers + (m->options.mtp ? 1 : 0);
+}
+
+/* Called twice: to measure, then to place. */
+static void lay_out(yard_model *m, yard_arena *arena)
+{
+    const yard_model_config *c = &m->config;
+    const yard_model_options *o = &m->options;
+    const uint32_t width = c->kv_rank + c->rope_dims;
+    const size_t cache_bytes =
+        (size_t)o->n_pages * YARD_PAGE_TOKENS * width * yard_dtype_bytes(m->plain);
+
+    lay_out_step(m, arena);
+    lay_out_attention(m, arena);
+    lay_out_mlp(m, arena);
+    m->selected = yard_arena_take(arena, (size_t)o->max_logits * c->hidden * sizeof(float));
+    m->selected_norm = take_activation(m, arena, o->max_logits, c->hidden);
+    m->logits = yard_arena_take(arena, (size_t)o->max_logits * c->vocab * sizeof(float));
+    if (o->mtp) {
+        m->next_token = yard_arena_take(arena, o->max_tokens * sizeof(int32_t));
+        m->next_embed = yard_arena_take(arena, (size_t)o->max_tokens * c->hidden * sizeof(float));
+        m->joined = take_rows(arena, m->plain, o->max_tokens, 2 * c->hidden);
+    }
+    m->layers = yard_arena_take(arena, cached_layers(m) * sizeof(*m->layers));
+    for (uint32_t i = 0; i < cached_layers(m); i++) {
+        void *data = yard_arena_take(arena, cache_bytes);
+        if (arena->base)
+            m->layers[i].cache = (yard_kv_layer){ .dtype = m->plain, .width = width, .data = data };
+    }
+}
+
+static void choose_mode(yard_model *m, const yard_model_config *config,
+                        const yard_model_options *options)
+{
+    m->config = *config;
+    m->options = *options;
+    m->options.mtp = options->mtp && config->n_mtp > 0;
+    m->plain = options->exact ? YARD_F32 : YARD_BF16;
+    m->quantise = config->fp8 && !options->exact;
+}
+
+uint64_t yard_model_buffer_bytes(const yard_model_config *config, const yard_model_options *options)
+{
+    yard_model m = { 0 };
+    yard_arena arena = { 0 };
+
+    choose_mode(&m, config, options);
+    lay_out(&m, &arena);
+    return arena.used_bytes;
+}
+
+static yard_status allocate(yard_model *m, yard_error *err)
+{
+    yard_arena arena = { 0 };
+
+    lay_out(m, &arena);
+    arena.size_bytes = arena.used_bytes;
+    arena.used_bytes = 0;
+    arena.base = m->block = yard_alloc(arena.size_bytes);
+    if (!m->block)
+        return yard_fail(err, YARD_ENOMEM,
+                         "cache of %u pages and buffers for %u rows: want %zu MB, the system "
+                         "refused",
+                         m->options.n_pages, m->options.max_tokens, arena.size_bytes / 1000000);
+    lay_out(m, &arena);
+    m->batch = (yard_batch){ .n_tokens = &m->step.n_tokens,
+                             .token = m->step.token,
+                             .position = m->step.position,
+                             .seq = m->step.seq,
+                             .absorbed = m->step.absorbed,
+                             .page_table = m->step.page_table,
+                             .page_table_ld = m->options.max_pages_per_seq };
+    for (uint32_t i = 0; i < m->config.n_layers; i++)
+        m->layers[i].w = &m->weights->layers[i];
+    if (m->options.mtp)
+        m->layers[m->config.n_layers].w = &m->weights->mtp[0].layer;
+    yard_model_inv_freq(&m->config, m->inv_freq);
+    m->softmax_scale = yard_model_softmax_scale(&m->config);
+    return YARD_OK;
+}
+
+static yard_status open_stream(yard_model *m, yard_error *err)
+{
+    const yard_model_config *c = &m->config;
+    uint32_t max_in = max_u32(2 * c->hidden, c->n_heads * c->v_dims);
+    yard_ops_config config = { .n_threads = m->options.n_threads,
+                               .variant = m->options.cpu_variant };
+
+    max_in = max_u32(max_in, max_u32(c->dense_inter, c->q_rank));
+    max_in = max_u32(max_in, max_u32(c->n_shared_experts, 1) * c->expert_inter);
+    config.limits = (yard_ops_limits){ .max_tokens = m->options.max_tokens,
+                                       .max_in = max_in,
+                                       .max_vocab = c->vocab,
+                                       .max_experts = c->n_experts,
+                                       .max_heads = c->n_heads,
+                                       .kv_rank = c->kv_rank,
+                                       .nope_dims = c->nope_dims,
+                                       .rope_dims = c->rope_dims,
+                                       .v_dims = c->v_dims };
+    m->ops = &yard_ops_cpu;
+    return m->ops->open(&m->stream, &config, err);
+}
+
+/* Grouped products read all experts of a layer in one way. */
+static yard_status check_experts(const yard_model *m, yard_error *err)
+{
+    for (uint32_t i = 0; i < m->config.n_layers; i++) {
+        const yard_moe_weights *w = &m->weights->layers[i].moe;
+
+        if (!m->weights->layers[i].is_moe)
+            continue;
+        for (uint32_t e = 0; e < m->config.n_experts; e++)
+            if (w->gate[e].dtype != w->gate[0].dtype || w->up[e].dtype != w->gate[0].dtype ||
+                w->down[e].dtype != w->gate[0].dtype)
+                return yard_fail(err, YARD_ENOTSUP,
+                                 "layer %u: want all experts in one dtype, got %s and %s in "
+                                 "expert %u",
+                                 i, yard_dtype_name(w->gate[0].dtype),
+                                 yard_dtype_name(w->gate[e].dtype), e);
+    }
+    return YARD_OK;
+}
+
+yard_status yard_model_create(yard_model **out, const char *dir, const yard_model_config *config,
+                              const yard_model_options *options, const yard_notify *notify,
+                              yard_error *err)
+{
+    yard_model *m = yard_alloc(sizeof(*m));
+    yard_status st;
+
+    if (!m)
+        return yard_fail(err, YARD_ENOMEM, "model: %zu bytes", sizeof(*m));
+    choose_mode(m, config, options);
+    m->schedule = &yard_schedule_none;
+    st = yard_weights_load(&m->weights, dir, config,
+                           options->n_threads ? options->n_threads : yard_cpu_count(), notify, err);
+    if (st == YARD_OK)
+        st = check_experts(m, err);
+    if (st == YARD_OK)
+        st = open_stream(m, err);
+    if (st == YARD_OK)
+        st = allocate(m, err);
+    if (st != YARD_OK) {
+        yard_model_destroy(m);
+        return st;
+    }
+    *out = m;
+    return YARD_OK;
+}
+
+void yard_model_destroy(yard_model *m)
+{
+    if (!m)
+        return;
+    if (m->ops)
+        m->ops->close(m->stream);
+    free(m->block);
+    yard_weights_free(m->weights);
+    free(m);
+}
+
+yard_step *yard_model_step(yard_model *m)
+{
+    return &m->step;
+}
+
+const yard_weights *yard_model_weights(const yard_model *m)
+{
+    return m->weights;
+}
+
+const char *yard_model_describe(const yard_model *m)
+{
+    return m->ops->describe(m->stream);
+}
+
+bool yard_model_has_mtp(const yard_model *m)
+{
+    return m->options.mtp;
+}
+
+void yard_model_set_trace(yard_model *m, void (*fn)(void *ctx, const yard_layer_trace *trace),
+                          void *ctx)
+{
+    m->trace = fn;
+    m->trace_ctx = ctx;
+}
+
+static void trace_layer(const yard_model *m, uint32_t i)
+{
+    const bool is_moe = m->layers[i].w->is_moe;
+
+    if (!m->trace)
+        return;
+    m->ops->synchronise(m->stream);
+    m->trace(m->trace_ctx, &(yard_layer_trace){ .layer = i,
+                                                .n_tokens = (uint32_t)m->step.n_tokens,
+                                                .hidden = m->x,
+                                                .expert = is_moe ? m->expert : NULL,
+                                                .weight = is_moe ? m->expert_weight : NULL });
+}
+
+void yard_model_forward(yard_model *m)
+{
+    m->drafted = false;
+    m->ops->embed(m->stream, &(yard_embed_args){ .n_rows = m->batch.n_tokens,
+                                                 .token = m->batch.token,
+                                                 .table = m->weights->embed,
+                                                 .x = m->x });
+    for (uint32_t i = 0; i < m->config.n_layers; i++) {
+        yard_model_run_layer(m, &m->layers[i]);
+        trace_layer(m, i);
+    }
+    m->ops->synchronise(m->stream);
+}
+
+static yard_rms_norm_args norm_args(const yard_model *m, const int32_t *n_rows, float *x,
+                                    const yard_vector *w, yard_rows y)
+{
+    return (yard_rms_norm_args){ .n_rows = n_rows,
+                                 .n_cols = w->n,
+                                 .x = { .dtype = YARD_F32, .ld = w->n, .data = x },
+                                 .weight_dtype = w->dtype,
+                                 .weight = w->data,
+                                 .eps = m->config.norm_eps,
+                                 .y = { .plain = y } };
+}
+
+float *yard_model_logits(yard_model *m, const int32_t *index, uint32_t n_rows)
+{
+    const yard_vector *final = m->drafted ? &m->weights->mtp[0].head_norm : &m->weights->final_norm;
+    const yard_matrix *head = m->drafted ? &m->weights->mtp[0].head : &m->weights->head;
+    const yard_rows logits = { .dtype = YARD_F32, .ld = m->config.vocab, .data = m->logits };
+    yard_rms_norm_args norm = norm_args(m, m->n_logits, m->selected, final, m->selected_norm.plain);
+
+    *m->n_logits = (int32_t)n_rows;
+    memcpy(m->logit_index, index, n_rows * sizeof(*index));
+    m->ops->select_rows(m->stream, &(yard_select_rows_args){ .n_rows = m->n_logits,
+                                                             .index = m->logit_index,
+                                                             .n_cols = m->config.hidden,
+                                                             .x = m->x,
+                                                             .out = m->selected });
+    norm.y.quant = m->selected_norm.quant;
+    norm.ue8m0 = m->config.ue8m0;
+    m->ops->rms_norm_quant(m->stream, &norm);
+    yard_model_linear(m, &m->selected_norm, m->n_logits, head, logits);
+    m->ops->synchronise(m->stream);
+    return m->logits;
+}
+
+void yard_model_sample(yard_model *m, const yard_sample_row *rows, uint32_t n_rows, int32_t *token)
+{
+    *m->n_logits = (int32_t)n_rows;
+    m->ops->sample(m->stream, &(yard_sample_args){ .n_rows = m->n_logits,
+                                                   .n_vocab = m->config.vocab,
+                                                   .logits = m->logits,
+                                                   .rows = rows,
+                                                   .token = token });
+    m->ops->synchronise(m->stream);
+}
+
+void yard_model_draft(yard_model *m, const int32_t *next_token, int32_t n_rows)
+{
+    const yard_mtp_weights *w = &m->weights->mtp[0];
+    const yard_rows joined_hidden = yard_columns(m->joined, m->config.hidden);
+    const yard_rows x = { .dtype = YARD_F32, .ld = m->config.hidden, .data = m->x };
+    const activation joined = { .plain = m->joined };
+    yard_rms_norm_args norm;
+
+    m->step.n_tokens = n_rows;
+    memcpy(m->next_token, next_token, (size_t)n_rows * sizeof(*next_token));
+    if (m->config.mtp_reads_normed_hidden) {
+        norm = norm_args(m, m->batch.n_tokens, m->x, &m->weights->final_norm, x);
+        m->ops->rms_norm_quant(m->stream, &norm);
+    }
+    m->ops->embed(m->stream, &(yard_embed_args){ .n_rows = m->batch.n_tokens,
+                                                 .token = m->next_token,
+                                                 .table = w->embed,
+                                                 .x = m->next_embed });
+    norm = norm_args(m, m->batch.n_tokens, m->next_embed, &w->enorm, m->joined);
+    m->ops->rms_norm_quant(m->stream, &norm);
+    norm = norm_args(m, m->batch.n_tokens, m->x, &w->hnorm, joined_hidden);
+    m->ops->rms_norm_quant(m->stream, &norm);
+    yard_model_linear(m, &joined, m->batch.n_tokens, &w->eh_proj, x);
+    yard_model_run_layer(m, &m->layers[m->config.n_layers]);
+    m->drafted = true;
+    m->ops->synchronise(m->stream);
+}

@@ -1,0 +1,74 @@
+# switchyard bench: usage, rows as JSON and as a table, and the tables of docs/performance.md.
+set -u
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+n_failed=0
+
+fail()
+{
+    echo "FAIL: $*" >&2
+    n_failed=$((n_failed + 1))
+}
+
+# expect RC ARGUMENT..
+expect()
+{
+    local want=$1 got
+    shift
+    "$SWITCHYARD" bench "$@" >"$dir/out" 2>"$dir/err" </dev/null
+    got=$?
+    [ "$got" -eq "$want" ] || fail "bench $*: want exit code $want, got $got: $(cat "$dir/err")"
+}
+
+expect 2
+grep -q '  engine ' "$dir/err" || fail "bench alone does not list the benchmarks"
+expect 0 --help
+expect 2 no-such-benchmark
+expect 0 engine --help
+expect 2 engine a b
+expect 2 engine --threads 0
+expect 2 engine --threads 1,
+expect 2 engine --batch x
+expect 2 engine --decode-tokens 1
+expect 1 engine "$dir/nowhere" --repeat 1
+[ "$(grep -c '^switchyard bench engine: ' "$dir/err")" -eq 1 ] ||
+    fail "a missing model: want one line, got: $(cat "$dir/err")"
+
+small="models/demo --threads 1,2 --prompt-tokens 70 --batch 1,3 --decode-tokens 4 --repeat 2"
+expect 0 engine $small --json
+cp "$dir/out" "$dir/rows.jsonl"
+python3 - "$dir/rows.jsonl" <<'PY' || fail "rows"
+import json, sys
+rows = [json.loads(line) for line in open(sys.argv[1])]
+assert len(rows) == 8, len(rows)
+for row in rows:
+    assert list(row) == ["bench", "case", "p50_us", "p99_us", "min_us", "floor_us", "bytes", "flops",
+                         "verified", "device", "ranks", "commit", "date"], list(row)
+    assert row["bench"] == "engine" and row["verified"] is True and row["ranks"] == 1, row
+    assert 0 < row["min_us"] <= row["p50_us"] <= row["p99_us"], row
+    decode = row["case"]["phase"] == "decode"
+    assert row["case"]["tokens"] == row["case"]["batch"] * (1 if decode else 70), row
+    assert (row["floor_us"] is not None) == decode and row["flops"] > 0, row
+PY
+
+expect 0 engine models/demo --threads 1 --prompt-tokens 8 --batch 1 --decode-tokens 2 --repeat 1
+[ "$(wc -l <"$dir/out")" -eq 3 ] || fail "the table: want a head and 2 rows, got: $(cat "$dir/out")"
+
+# ---- tables for people from rows ----
+mkdir "$dir/results"
+cp "$dir/rows.jsonl" "$dir/results/engine.jsonl"
+printf '# Performance\n\n<!-- bench:engine phase=decode -->\nold\n<!-- /bench -->\n\nText.\n' >"$dir/page.md"
+tables()
+{
+    python3 tools/bench_tables.py --results "$dir/results" --page "$dir/page.md" "$@"
+}
+tables --check 2>/dev/null && fail "bench_tables.py --check accepts an old table"
+tables || fail "bench_tables.py"
+tables --check || fail "bench_tables.py --check refuses its own table"
+[ "$(grep -c '^| [0-9]' "$dir/page.md")" -eq 4 ] || fail "want 4 rows of decode: $(cat "$dir/page.md")"
+grep -q '^old' "$dir/page.md" && fail "the old table is still there"
+[ "$(tail -1 "$dir/page.md")" = "Text." ] || fail "text after the table is lost"
+echo '{"bench": "engine"}' >>"$dir/results/engine.jsonl"
+tables 2>/dev/null && fail "bench_tables.py accepts a row without its members"
+
+[ "$n_failed" -eq 0 ] || { echo "$n_failed failed" >&2; exit 1; }

@@ -1,0 +1,72 @@
+# switchyard inspect: the published figures of DeepSeek-V3 from its config.json alone, layouts, usage.
+set -u
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+n_failed=0
+
+fail()
+{
+    echo "FAIL: $*" >&2
+    n_failed=$((n_failed + 1))
+}
+
+# expect RC TEXT ARGUMENT..: the exit code, and a text on standard output or error
+expect()
+{
+    local want=$1 text=$2 got
+    shift 2
+    "$SWITCHYARD" inspect "$@" >"$dir/out" 2>"$dir/err" </dev/null
+    got=$?
+    [ "$got" -eq "$want" ] || fail "inspect $*: want exit code $want, got $got: $(cat "$dir/err")"
+    grep -qF -- "$text" "$dir/out" "$dir/err" ||
+        fail "inspect $*: want '$text', got: $(cat "$dir/out" "$dir/err")"
+    [ "$want" -ne 1 ] || [ "$(wc -l <"$dir/err")" -eq 1 ] ||
+        fail "inspect $*: want one line, got: $(cat "$dir/err")"
+}
+
+v3=$dir/v3
+mkdir "$v3"
+cp tests/fuzz/corpus/config/deepseek_v3 "$v3/config.json"
+
+expect 0 'parameters     671.03 B' "$v3"
+expect 0 'active       36.63 B a token' "$v3"
+expect 0 'KV cache       70,272 bytes a token' "$v3"
+for row in '8 100.84' '16 59.96' '32 39.52' '64 29.30' '128 24.19'; do
+    set -- $row
+    expect 0 "$2 GB on every rank" "$v3" --ep "$1"
+done
+expect 0 '92.08 GB on every rank' "$v3" --ep 8 --tp 4
+expect 0 'EP 128 = DP 32 x TP 4' "$v3" --dp 32 --tp 4
+expect 0 '15.43 GB on every rank' "$v3" --dp 32 --tp 4
+expect 0 '126 more, --all-ranks shows them' "$v3" --ep 128
+expect 0 '254-255' "$v3" --ep 128
+expect 0 '   77        19         1      154-155' "$v3" --ep 128 --tp 4 --all-ranks
+expect 0 '{"params":671026419200,"params_active":36625618432,"params_mtp":13463426304,"kv_bytes_per_token":70272,"weight_bytes_per_rank":39521833312}' \
+    "$v3" --ep 32 --json
+expect 0 '"weight_bytes_per_rank":' models/demo --json
+expect 0 'MTP          4.69 M more' models/demo
+expect 0 'MB to ' models/demo --tp 4
+
+expect 1 'layout EP 12, DP 12, TP 1: 256 experts do not divide by EP 12; nearest: EP 8, DP 8, TP 1' \
+    "$v3" --ep 12
+expect 1 "$dir/none/config.json: cannot open: No such file or directory" "$dir/none"
+sed 's/"hidden_size": 7168, //' "$v3/config.json" >"$dir/config.json"
+expect 1 'config.json: hidden_size: missing' "$dir"
+sed 's/"hidden_size"/"hidden_sizes": 1, "hidden_size"/' "$v3/config.json" >"$dir/config.json"
+expect 0 "switchyard: config.json: unknown key 'hidden_sizes' ignored" "$dir"
+
+expect 2 'want a MODEL directory'
+expect 2 "want one MODEL, got 'a' and 'b'" a b
+expect 2 "--ep: want a whole number from 1 to 1048576, got '0'" "$v3" --ep 0
+expect 2 'unrecognized option' "$v3" --epp 1
+expect 0 'switchyard inspect DeepSeek-V3 --ep 128 --tp 4' --help
+
+if [ -w /dev/full ]; then
+    "$SWITCHYARD" inspect models/demo >/dev/full 2>"$dir/err"
+    [ $? -eq 1 ] || fail "a full standard output: want exit code 1"
+    grep -q '^switchyard inspect: cannot write to standard output' "$dir/err" ||
+        fail "a full standard output: $(cat "$dir/err")"
+fi
+
+[ "$n_failed" -eq 0 ] || exit 1
+echo "inspect: ok"

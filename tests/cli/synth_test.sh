@@ -1,0 +1,77 @@
+# switchyard synth: a small checkpoint that runs, the same bytes for a seed, a full disk, usage.
+set -u
+dir=$(mktemp -d)
+mounted=
+cleanup()
+{
+    [ -z "$mounted" ] || umount "$dir/disk"
+    rm -rf "$dir"
+}
+trap cleanup EXIT
+n_failed=0
+config=models/demo/config.json
+
+fail()
+{
+    echo "FAIL: $*" >&2
+    n_failed=$((n_failed + 1))
+}
+
+# expect RC TEXT ARGUMENT..: the exit code, and a text on standard output or error
+expect()
+{
+    local want=$1 text=$2 got
+    shift 2
+    "$SWITCHYARD" synth "$@" >"$dir/stdout" 2>"$dir/stderr" </dev/null
+    got=$?
+    [ "$got" -eq "$want" ] || fail "synth $*: want exit code $want, got $got: $(cat "$dir/stderr")"
+    grep -qF -- "$text" "$dir/stdout" "$dir/stderr" || [ -z "$text" ] ||
+        fail "synth $*: want '$text', got: $(cat "$dir/stdout" "$dir/stderr")"
+    [ "$want" -ne 1 ] || [ "$(wc -l <"$dir/stderr")" -eq 1 ] ||
+        fail "synth $*: want one line, got: $(cat "$dir/stderr")"
+}
+
+expect 0 '' --config $config --layers 2 --seed 7 --out "$dir/a" --threads 1
+expect 0 '' --config $config --layers 2 --seed 7 --out "$dir/b" --threads 2
+diff -r "$dir/a" "$dir/b" >/dev/null || fail "one seed, two contents"
+expect 0 '' --config $config --layers 3 --dense-layers 2 --scale-fmt ue8m0 --out "$dir/c"
+grep -q '"scale_fmt": "ue8m0"' "$dir/c/config.json" || fail "no scale_fmt in config.json"
+grep -q '"first_k_dense_replace": 2' "$dir/c/config.json" || fail "want 2 dense layers"
+
+"$SWITCHYARD" generate "$dir/a" --ids 0,1,2 --max-tokens 3 --ignore-eos --json >"$dir/out" 2>"$dir/err" ||
+    fail "a synthetic model does not run: $(cat "$dir/err")"
+
+expect 1 'want an empty directory' --config $config --out "$dir/a"
+expect 1 "$dir/none: cannot open: No such file or directory" --config "$dir/none" --out "$dir/d"
+expect 1 'architecture: only '\''deepseek-v3'\'' is known, got '\''x'\' --arch x --layers 1 --out "$dir/d"
+expect 1 '--dense-layers: want at most 2 layers, got 3' --config $config --layers 2 --dense-layers 3 \
+    --out "$dir/d"
+expect 2 'want --out DIR' --config $config
+expect 2 'want one of --arch and --config' --out "$dir/d"
+expect 2 'want --layers N with --arch' --arch deepseek-v3 --out "$dir/d"
+expect 0 'It has no tokenizer' --help
+[ ! -e "$dir/d" ] || fail "a refused call left a directory"
+
+# A small file system of its own, where that is allowed.
+mkdir "$dir/disk"
+if [ "$(id -u)" -eq 0 ] && mount -t tmpfs -o size=8m tmpfs "$dir/disk" 2>/dev/null; then
+    mounted=1
+    expect 1 'the file system has ' --config $config --out "$dir/disk/model"
+    # Space that is there at the check, and no inode for the second shard.
+    umount "$dir/disk" && mount -t tmpfs -o size=80m,nr_inodes=5 tmpfs "$dir/disk"
+    expect 1 'cannot write: No space left on device; the checkpoint needs ' --config $config \
+        --shard-bytes 4000000 --out "$dir/disk/model"
+    [ -z "$(ls "$dir/disk")" ] || fail "a full disk: files were left: $(ls "$dir/disk")"
+else
+    echo "not root, or no tmpfs: full file systems not tried"
+fi
+(
+    trap '' XFSZ
+    ulimit -f 1000
+    expect 1 'cannot write: File too large; the checkpoint needs ' --config $config --out "$dir/e"
+    exit "$n_failed"
+) || n_failed=1
+[ ! -e "$dir/e" ] || fail "a failed call left files"
+
+[ "$n_failed" -eq 0 ] || exit 1
+echo "synth: ok"
