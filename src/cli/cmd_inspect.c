@@ -3,7 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cli/engine_options.h"
+#include "cli/args.h"
+#include "model/model.h"
 
 /* More ranks than these are shown as the first, the last and a summary, unless all are wanted. */
 enum { MAX_SHOWN_RANKS = 16 };

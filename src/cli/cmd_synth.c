@@ -3,7 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cli/engine_options.h"
+#include "cli/args.h"
+#include "model/model.h"
 
 enum {
     KEY_ARCH = 0x1000,
@@ -27,17 +28,6 @@ typedef struct synth_args {
     yard_synth_options options;
 } synth_args;
 
-static uint64_t whole_number(struct argp_state *state, const char *option, const char *text,
-                             uint64_t min, uint64_t max)
-{
-    yard_error err = { 0 };
-    uint64_t value = min;
-
-    if (yard_cli_parse_u64(option, text, min, max, &value, &err) != YARD_OK)
-        argp_error(state, "%s", err.message);
-    return value;
-}
-
 static void check_args(const synth_args *args, struct argp_state *state)
 {
     if (!args->dir)
@@ -60,16 +50,17 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         args->config_path = arg;
         return 0;
     case KEY_LAYERS:
-        args->n_layers = (uint32_t)whole_number(state, "--layers", arg, 1, MAX_LAYERS);
+        args->n_layers = (uint32_t)yard_cli_argp_u64(state, "--layers", arg, 1, MAX_LAYERS);
         return 0;
     case KEY_DENSE_LAYERS:
-        args->n_dense_layers = (uint32_t)whole_number(state, "--dense-layers", arg, 0, MAX_LAYERS);
+        args->n_dense_layers =
+            (uint32_t)yard_cli_argp_u64(state, "--dense-layers", arg, 0, MAX_LAYERS);
         return 0;
     case KEY_MTP:
         args->mtp = true;
         return 0;
     case KEY_SEED:
-        args->options.seed = whole_number(state, "--seed", arg, 0, UINT64_MAX);
+        args->options.seed = yard_cli_argp_u64(state, "--seed", arg, 0, UINT64_MAX);
         return 0;
     case KEY_SCALE_FMT:
         if (strcmp(arg, "ue8m0") != 0)
@@ -77,10 +68,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         args->ue8m0 = true;
         return 0;
     case KEY_THREADS:
-        args->options.n_threads = (uint32_t)whole_number(state, "--threads", arg, 1, MAX_THREADS);
+        args->options.n_threads =
+            (uint32_t)yard_cli_argp_u64(state, "--threads", arg, 1, MAX_THREADS);
         return 0;
     case KEY_SHARD_BYTES:
-        args->options.shard_bytes = whole_number(state, "--shard-bytes", arg, 1, INT64_MAX);
+        args->options.shard_bytes = yard_cli_argp_u64(state, "--shard-bytes", arg, 1, INT64_MAX);
         return 0;
     case KEY_OUT:
         args->dir = arg;

@@ -31,52 +31,6 @@ enum {
 
 enum { MAX_THREADS = 1024, MAX_BATCH_TOKENS = 1 << 20 };
 
-void yard_cli_parse_args(const struct argp *argp, const char *name, int argc, char **argv,
-                         void *input)
-{
-    argp_err_exit_status = YARD_EXIT_USAGE;
-    argv[0] = (char *)name; /* argp and getopt show it, and write to none of argv's strings */
-    argp_parse(argp, argc, argv, 0, NULL, input);
-}
-
-error_t yard_cli_parse_model(int key, char *arg, struct argp_state *state, const char **model)
-{
-    switch (key) {
-    case ARGP_KEY_ARG:
-        if (*model)
-            argp_error(state, "want one MODEL, got '%s' and '%s'", *model, arg);
-        *model = arg;
-        return 0;
-    case ARGP_KEY_NO_ARGS:
-        argp_error(state, "want a MODEL directory");
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static uint64_t whole_number(struct argp_state *state, const char *option, const char *text,
-                             uint64_t min, uint64_t max)
-{
-    yard_error err = { 0 };
-    uint64_t value = min;
-
-    if (yard_cli_parse_u64(option, text, min, max, &value, &err) != YARD_OK)
-        argp_error(state, "%s", err.message);
-    return value;
-}
-
-static float number(struct argp_state *state, const char *option, const char *text, float min,
-                    float max)
-{
-    yard_error err = { 0 };
-    float value = min;
-
-    if (yard_cli_parse_f32(option, text, min, max, &value, &err) != YARD_OK)
-        argp_error(state, "%s", err.message);
-    return value;
-}
-
 static error_t parse_engine(int key, char *arg, struct argp_state *state)
 {
     yard_engine_config *config = state->input;
@@ -94,14 +48,14 @@ static error_t parse_engine(int key, char *arg, struct argp_state *state)
         config->mode = YARD_EXACT;
         return 0;
     case KEY_THREADS:
-        config->n_threads = (uint32_t)whole_number(state, "--threads", arg, 1, MAX_THREADS);
+        config->n_threads = (uint32_t)yard_cli_argp_u64(state, "--threads", arg, 1, MAX_THREADS);
         return 0;
     case KEY_CPU_VARIANT:
         config->cpu_variant = arg;
         return 0;
     case KEY_MAX_BATCH_TOKENS:
         config->max_tokens =
-            (uint32_t)whole_number(state, "--max-batch-tokens", arg, 1, MAX_BATCH_TOKENS);
+            (uint32_t)yard_cli_argp_u64(state, "--max-batch-tokens", arg, 1, MAX_BATCH_TOKENS);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -143,8 +97,8 @@ static void add_bias(yard_sampling_options *options, const char *arg, struct arg
     id[colon - arg] = '\0';
     options->bias = grow(state, options->bias, options->n_bias, sizeof(options->bias[0]));
     options->bias[options->n_bias++] = (yard_logit_bias){
-        .token = (int32_t)whole_number(state, "--logit-bias", id, 0, INT32_MAX),
-        .value = number(state, "--logit-bias", colon + 1, -1e30f, 1e30f),
+        .token = (int32_t)yard_cli_argp_u64(state, "--logit-bias", id, 0, INT32_MAX),
+        .value = yard_cli_argp_f32(state, "--logit-bias", colon + 1, -1e30f, 1e30f),
     };
 }
 
@@ -169,42 +123,42 @@ static error_t parse_sampling(int key, char *arg, struct argp_state *state)
         };
         return 0;
     case KEY_TEMPERATURE:
-        s->temperature = number(state, "--temperature", arg, 0, 1000);
+        s->temperature = yard_cli_argp_f32(state, "--temperature", arg, 0, 1000);
         o->temperature_given = true;
         return 0;
     case KEY_TOP_K:
-        s->top_k = (int32_t)whole_number(state, "--top-k", arg, 0, INT32_MAX);
+        s->top_k = (int32_t)yard_cli_argp_u64(state, "--top-k", arg, 0, INT32_MAX);
         o->top_k_given = true;
         return 0;
     case KEY_TOP_P:
-        s->top_p = number(state, "--top-p", arg, 1e-6f, 1);
+        s->top_p = yard_cli_argp_f32(state, "--top-p", arg, 1e-6f, 1);
         o->top_p_given = true;
         return 0;
     case KEY_MIN_P:
-        s->min_p = number(state, "--min-p", arg, 0, 1);
+        s->min_p = yard_cli_argp_f32(state, "--min-p", arg, 0, 1);
         o->min_p_given = true;
         return 0;
     case KEY_REPETITION:
-        s->repetition_penalty = number(state, "--repetition-penalty", arg, 1e-3f, 1000);
+        s->repetition_penalty = yard_cli_argp_f32(state, "--repetition-penalty", arg, 1e-3f, 1000);
         o->repetition_given = true;
         return 0;
     case KEY_PRESENCE:
-        s->presence_penalty = number(state, "--presence-penalty", arg, -1000, 1000);
+        s->presence_penalty = yard_cli_argp_f32(state, "--presence-penalty", arg, -1000, 1000);
         o->presence_given = true;
         return 0;
     case KEY_FREQUENCY:
-        s->frequency_penalty = number(state, "--frequency-penalty", arg, -1000, 1000);
+        s->frequency_penalty = yard_cli_argp_f32(state, "--frequency-penalty", arg, -1000, 1000);
         o->frequency_given = true;
         return 0;
     case KEY_LOGIT_BIAS:
         add_bias(o, arg, state);
         return 0;
     case KEY_SEED:
-        s->seed = whole_number(state, "--seed", arg, 0, UINT64_MAX);
+        s->seed = yard_cli_argp_u64(state, "--seed", arg, 0, UINT64_MAX);
         o->seed_given = true;
         return 0;
     case KEY_MAX_TOKENS:
-        o->max_tokens = (uint32_t)whole_number(state, "--max-tokens", arg, 1, UINT32_MAX);
+        o->max_tokens = (uint32_t)yard_cli_argp_u64(state, "--max-tokens", arg, 1, UINT32_MAX);
         o->max_tokens_given = true;
         return 0;
     case KEY_STOP:

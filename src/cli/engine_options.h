@@ -3,20 +3,10 @@
 #ifndef YARD_CLI_ENGINE_OPTIONS_H
 #define YARD_CLI_ENGINE_OPTIONS_H
 
-#include <argp.h>
-
 #include <yard/engine.h>
 
-#include "cli/cli.h"
+#include "cli/args.h"
 #include "model/model.h"
-
-/* Parses with argp under the name "switchyard COMMAND" (name), which must be a string literal.
- * input goes to the parser of argp itself. */
-void yard_cli_parse_args(const struct argp *argp, const char *name, int argc, char **argv,
-                         void *input);
-
-/* The positional argument MODEL of a command whose argp has no other; for its parser's default. */
-error_t yard_cli_parse_model(int key, char *arg, struct argp_state *state, const char **model);
 
 /* ---- where the model runs: --exact, --threads, --cpu-variant, --max-batch-tokens -------- */
 

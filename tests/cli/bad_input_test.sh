@@ -1,8 +1,5 @@
 # Broken checkpoints: one line that names file and tensor or field, exit code 1, no crash.
-set -u
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-n_failed=0
+. tests/cli/common.sh
 shard=model-00001-of-000001.safetensors
 index=model.safetensors.index.json
 

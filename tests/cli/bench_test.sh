@@ -1,14 +1,5 @@
 # switchyard bench: usage, rows as JSON and as a table, and the tables of docs/performance.md.
-set -u
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-n_failed=0
-
-fail()
-{
-    echo "FAIL: $*" >&2
-    n_failed=$((n_failed + 1))
-}
+. tests/cli/common.sh
 
 # expect RC ARGUMENT..
 expect()

@@ -1,15 +1,5 @@
 # switchyard chat: usage, turns from a pipe, seeds, --raw, a terminal with Ctrl-C and /reset.
-set -u
-model=models/demo
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-n_failed=0
-
-fail()
-{
-    echo "FAIL: $*" >&2
-    n_failed=$((n_failed + 1))
-}
+. tests/cli/common.sh
 
 chat()
 {

@@ -1,15 +1,5 @@
 # switchyard generate: usage, JSON, seeds, stop strings, prompts as text and as ids, Ctrl-C.
-set -u
-model=models/demo
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-n_failed=0
-
-fail()
-{
-    echo "FAIL: $*" >&2
-    n_failed=$((n_failed + 1))
-}
+. tests/cli/common.sh
 
 generate()
 {

@@ -1,14 +1,5 @@
 # switchyard inspect: the published figures of DeepSeek-V3 from its config.json alone, layouts, usage.
-set -u
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-n_failed=0
-
-fail()
-{
-    echo "FAIL: $*" >&2
-    n_failed=$((n_failed + 1))
-}
+. tests/cli/common.sh
 
 # expect RC TEXT ARGUMENT..: the exit code, and a text on standard output or error
 expect()

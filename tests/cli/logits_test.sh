@@ -1,15 +1,5 @@
 # switchyard logits: usage, the shape of --json, positions, order, prompts as text and as ids.
-set -u
-model=models/demo
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-n_failed=0
-
-fail()
-{
-    echo "FAIL: $*" >&2
-    n_failed=$((n_failed + 1))
-}
+. tests/cli/common.sh
 
 logits()
 {

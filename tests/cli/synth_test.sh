@@ -1,6 +1,5 @@
 # switchyard synth: a small checkpoint that runs, the same bytes for a seed, a full disk, usage.
-set -u
-dir=$(mktemp -d)
+. tests/cli/common.sh
 mounted=
 cleanup()
 {
@@ -8,14 +7,7 @@ cleanup()
     rm -rf "$dir"
 }
 trap cleanup EXIT
-n_failed=0
 config=models/demo/config.json
-
-fail()
-{
-    echo "FAIL: $*" >&2
-    n_failed=$((n_failed + 1))
-}
 
 # expect RC TEXT ARGUMENT..: the exit code, and a text on standard output or error
 expect()

@@ -1,16 +1,6 @@
 # switchyard tokenize and template: exact bytes, JSON, errors in one line, exit codes.
 # ctest: sanitize
-set -u
-model=models/demo
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-n_failed=0
-
-fail()
-{
-    echo "FAIL: $*" >&2
-    n_failed=$((n_failed + 1))
-}
+. tests/cli/common.sh
 
 # equal WHAT WANT GOT
 equal()

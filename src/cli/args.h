@@ -1,0 +1,23 @@
+/* What all commands with argp share. A wrong value ends the program with YARD_EXIT_USAGE. */
+#ifndef YARD_CLI_ARGS_H
+#define YARD_CLI_ARGS_H
+
+#include <argp.h>
+
+#include "cli/cli.h"
+
+/* Parses with argp under the name "switchyard COMMAND" (name), which must be a string literal.
+ * input goes to the parser of argp itself. */
+void yard_cli_parse_args(const struct argp *argp, const char *name, int argc, char **argv,
+                         void *input);
+
+/* The positional argument MODEL of a command whose argp has no other; for its parser's default. */
+error_t yard_cli_parse_model(int key, char *arg, struct argp_state *state, const char **model);
+
+/* A value of an option; what is not one in [min, max] ends the program. */
+uint64_t yard_cli_argp_u64(struct argp_state *state, const char *option, const char *text,
+                           uint64_t min, uint64_t max);
+float yard_cli_argp_f32(struct argp_state *state, const char *option, const char *text, float min,
+                        float max);
+
+#endif
