@@ -36,10 +36,12 @@ typedef struct yard_engine_config {
     const char *model_dir; /* Hugging Face directory; required */
     yard_numeric_mode mode;
     uint32_t n_threads;  /* 0: all processors this process may use */
-    uint32_t max_seqs;   /* requests running at once; default 16 */
-    uint32_t max_tokens; /* rows of one step, prompt chunks included; default 512 */
-    uint64_t kv_tokens;  /* KV cache capacity; 0: as many as max_positions of the model, or 8,192
-                            if that is less, in pages of 64 */
+    uint32_t max_seqs;   /* requests running at once, 1 to 65,536; default 16 */
+    uint32_t max_tokens; /* rows of one step, prompt chunks included, max_seqs to 1,048,576; default
+                            512; more than the cache holds is of no use and cut */
+    uint64_t kv_tokens;  /* KV cache capacity, at most 2^31 - 1, in pages of 64; 0: as many as
+                            max_positions of the model, or what 2 GB hold if that is less (8,192
+                            at least). Memory is taken as it is used */
     const char *cpu_variant; /* NULL: the best; "c" forces the plain definition */
     bool mtp;                /* load the MTP module too, if the checkpoint has one */
     void (*warn)(void *ctx, const char *line);                                    /* may be NULL */
@@ -86,7 +88,10 @@ typedef struct yard_request {
     yard_sampling sampling;
     const yard_logit_bias *bias; /* [n_bias], copied; NULL with n_bias 0 */
     uint32_t n_bias;
-    bool ignore_eos; /* go on after an end-of-sequence id */
+    bool ignore_eos;           /* go on after an end-of-sequence id */
+    const int32_t *stop_token; /* [n_stop_token], copied: ids that end the sequence beside the
+                                  model's, also with ignore_eos; NULL with n_stop_token 0 */
+    uint32_t n_stop_token;
 } yard_request;
 
 #define YARD_REQUEST_INIT                                                                          \
@@ -104,17 +109,19 @@ YARD_API yard_status yard_engine_submit(yard_engine *engine, const yard_request 
                                         uint64_t *id);
 
 /* Runs one step: at most max_tokens rows of decodes and prompt chunks. With no work it returns at
- * once. On return every event of the step can be polled. */
+ * once. On return every event of the step can be polled. Errors: YARD_ENOMEM; nothing is lost, the
+ * same call can succeed later. */
 YARD_API yard_status yard_engine_step(yard_engine *engine);
 
 typedef enum yard_finish {
     YARD_RUNNING = 0,
     YARD_FINISH_STOP,   /* the model ended the sequence; the end id is this event's token */
     YARD_FINISH_LENGTH, /* max_new_tokens or the context is used up */
-    YARD_FINISH_ABORTED
+    YARD_FINISH_ABORTED,
+    YARD_FINISH_ERROR /* the model's logits were not finite numbers: no token can be chosen */
 } yard_finish;
 
-/* One generated token, or (n_tokens 0) the end of an aborted request. */
+/* One generated token, or (n_tokens 0) the end of an aborted or failed request. */
 typedef struct yard_event {
     uint64_t id;
     uint32_t n_tokens; /* 0 or 1 */

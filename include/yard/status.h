@@ -46,7 +46,7 @@ typedef struct yard_error {
 YARD_API const char *yard_status_name(yard_status status);
 
 /* Record a failure and return its status, so that `return yard_fail(...)` reads well.
- *   err   may be NULL; a message longer than the buffer is cut.
+ *   err   may be NULL; a message longer than the buffer loses its middle: its end says why.
  * Control characters and invalid UTF-8 in the message (names from hostile files) are shown as '?'.
  */
 YARD_API yard_status yard_fail(yard_error *err, yard_status status, const char *fmt, ...)

@@ -104,6 +104,11 @@ void *yard_arena_take(yard_arena *arena, size_t n_bytes);
  * Release with free(). */
 void *yard_alloc(size_t n_bytes);
 
+/* The same for blocks that are large and perhaps never used whole: pages cost memory only once they
+ * are written. Release with yard_pages_free(pages, the same n_bytes); NULL is fine there. */
+void *yard_pages_alloc(size_t n_bytes);
+void yard_pages_free(void *pages, size_t n_bytes);
+
 /* ---- streams ------------------------------------------------------------------------- */
 
 /* An ordered queue of operations of one backend; created by the ops room. */

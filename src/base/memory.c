@@ -1,4 +1,5 @@
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "base/base.h"
 
@@ -24,4 +25,18 @@ void *yard_alloc(size_t n_bytes)
     if (p)
         memset(p, 0, n_bytes);
     return p;
+}
+
+void *yard_pages_alloc(size_t n_bytes)
+{
+    void *p = mmap(NULL, n_bytes ? n_bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                   -1, 0);
+
+    return p == MAP_FAILED ? NULL : p;
+}
+
+void yard_pages_free(void *pages, size_t n_bytes)
+{
+    if (pages)
+        munmap(pages, n_bytes ? n_bytes : 1);
 }

@@ -1,5 +1,6 @@
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/base.h"
 
@@ -48,6 +49,37 @@ static void make_printable(char *text)
     }
 }
 
+static bool continues_character(char c)
+{
+    return ((unsigned char)c & 0xc0) == 0x80;
+}
+
+/* Into line, which is never cut at its end: there the reason stands, behind a path of any length.
+ * What is too long loses its middle. */
+static void format_line(char line[YARD_ERROR_MESSAGE_BYTES], const char *fmt, va_list args)
+{
+    static const char gap[] = "[..]";
+    const size_t max_bytes = YARD_ERROR_MESSAGE_BYTES;
+    size_t n_head = max_bytes / 4, n_tail = max_bytes - n_head - sizeof(gap);
+    va_list again;
+    char *all;
+    int n;
+
+    va_copy(again, args);
+    n = vsnprintf(line, max_bytes, fmt, args);
+    all = n >= (int)max_bytes ? malloc((size_t)n + 1) : NULL;
+    if (all && vsnprintf(all, (size_t)n + 1, fmt, again) == n) {
+        while (n_head > 0 && continues_character(all[n_head]))
+            n_head--;
+        while (n_tail > 0 && continues_character(all[(size_t)n - n_tail]))
+            n_tail--;
+        snprintf(line, max_bytes, "%.*s%s%s", (int)n_head, all, gap, all + n - n_tail);
+    }
+    free(all);
+    va_end(again);
+    make_printable(line);
+}
+
 yard_status yard_fail(yard_error *err, yard_status status, const char *fmt, ...)
 {
     va_list args;
@@ -56,9 +88,8 @@ yard_status yard_fail(yard_error *err, yard_status status, const char *fmt, ...)
         return status;
     err->status = status;
     va_start(args, fmt);
-    vsnprintf(err->message, sizeof(err->message), fmt, args);
+    format_line(err->message, fmt, args);
     va_end(args);
-    make_printable(err->message);
     return status;
 }
 
@@ -70,9 +101,8 @@ void yard_warn(const yard_notify *notify, const char *fmt, ...)
     if (!notify || !notify->warn)
         return;
     va_start(args, fmt);
-    vsnprintf(line, sizeof(line), fmt, args);
+    format_line(line, fmt, args);
     va_end(args);
-    make_printable(line);
     notify->warn(notify->ctx, line);
 }
 

@@ -6,7 +6,10 @@
 
 #include "engine/engine_impl.h"
 
-enum { MIN_LOGIT_ROWS = 16, DEFAULT_KV_TOKENS = 8192 };
+enum { MIN_LOGIT_ROWS = 16, MIN_DEFAULT_KV_TOKENS = 8192 };
+
+/* Address space, not memory: pages of the cache cost nothing until they are written. */
+static const uint64_t default_kv_bytes = 2000000000;
 
 static uint32_t pages_for(uint64_t n_tokens)
 {
@@ -53,16 +56,25 @@ static yard_status allocate(yard_engine *e, yard_error *err)
     e->logit_row = calloc(n, sizeof(*e->logit_row));
     e->sample_rows = calloc(n, sizeof(*e->sample_rows));
     e->sampled = calloc(n, sizeof(*e->sampled));
+    e->failed = calloc(n, sizeof(*e->failed));
     e->order = calloc(n, sizeof(*e->order));
     e->free_pages = calloc(e->n_pages, sizeof(*e->free_pages));
     if (!e->running || !e->started || !e->logit_slot || !e->logit_row || !e->sample_rows ||
-        !e->sampled || !e->order || !e->free_pages)
+        !e->sampled || !e->failed || !e->order || !e->free_pages)
         return yard_fail(err, YARD_ENOMEM, "engine: %u requests, %u pages", n, e->n_pages);
     /* a stack, so that the lowest page is taken first */
     for (uint32_t i = 0; i < e->n_pages; i++)
         e->free_pages[i] = (int32_t)(e->n_pages - 1 - i);
     e->n_free_pages = e->n_pages;
     return YARD_OK;
+}
+
+static uint64_t default_kv_tokens(const yard_model_config *c)
+{
+    uint64_t n = default_kv_bytes / yard_model_kv_bytes_per_token(c);
+
+    n = n < MIN_DEFAULT_KV_TOKENS ? MIN_DEFAULT_KV_TOKENS : n;
+    return n < c->max_positions ? n : c->max_positions;
 }
 
 static yard_status create_model(yard_engine *e, const yard_engine_config *c, yard_error *err)
@@ -72,7 +84,6 @@ static yard_status create_model(yard_engine *e, const yard_engine_config *c, yar
                                    .mtp = c->mtp,
                                    .n_threads = c->n_threads,
                                    .cpu_variant = c->cpu_variant,
-                                   .max_tokens = c->max_tokens,
                                    .max_seqs = c->max_seqs };
     yard_status st = yard_model_config_load(&e->model_config, c->model_dir, &notify, err);
     uint64_t kv_tokens = c->kv_tokens;
@@ -80,9 +91,7 @@ static yard_status create_model(yard_engine *e, const yard_engine_config *c, yar
     if (st != YARD_OK)
         return st;
     if (kv_tokens == 0)
-        kv_tokens = e->model_config.max_positions < DEFAULT_KV_TOKENS
-                        ? e->model_config.max_positions
-                        : DEFAULT_KV_TOKENS;
+        kv_tokens = default_kv_tokens(&e->model_config);
     if (kv_tokens > (uint64_t)INT32_MAX)
         return yard_fail(err, YARD_EINVAL, "engine config: kv_tokens: want %d at most, got %llu",
                          INT32_MAX, (unsigned long long)kv_tokens);
@@ -93,6 +102,11 @@ static yard_status create_model(yard_engine *e, const yard_engine_config *c, yar
     e->max_pages_per_seq = pages_for(e->context);
     e->max_seqs = c->max_seqs;
     e->max_tokens = c->max_tokens;
+    if (e->max_tokens > e->n_pages * YARD_PAGE_TOKENS)
+        e->max_tokens = e->n_pages * YARD_PAGE_TOKENS;
+    if (e->max_tokens < c->max_seqs)
+        e->max_tokens = c->max_seqs;
+    options.max_tokens = e->max_tokens;
     e->max_logits = c->max_seqs > MIN_LOGIT_ROWS ? c->max_seqs : MIN_LOGIT_ROWS;
     options.n_pages = e->n_pages;
     options.max_pages_per_seq = e->max_pages_per_seq;
@@ -141,6 +155,7 @@ void yard_engine_destroy(yard_engine *e)
     free(e->logit_row);
     free(e->sample_rows);
     free(e->sampled);
+    free(e->failed);
     free(e->order);
     free(e->free_pages);
     free(e->events.events);

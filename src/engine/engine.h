@@ -15,7 +15,7 @@ const yard_model_config *yard_engine_model_config(const yard_engine *engine);
  *   logits [vocab] f32, valid during the call.
  * With the MTP module loaded, draft is its logits at pos (predicting pos + 2), NULL at the last
  * position and otherwise. Uses pages of the engine while it runs; no request may be running.
- * Errors: as yard_engine_submit(). */
+ * Errors: as yard_engine_submit(); YARD_EFORMAT when logits are not finite. */
 typedef void (*yard_logits_fn)(void *ctx, uint32_t pos, const float *logits, const float *draft);
 yard_status yard_engine_score(yard_engine *engine, const int32_t *ids, uint32_t n_ids,
                               uint32_t every, yard_logits_fn each, void *ctx);

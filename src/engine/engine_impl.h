@@ -18,6 +18,8 @@ typedef struct sequence {
     float *bias_value;
     uint32_t n_bias;
     bool ignore_eos;
+    int32_t *stop_token; /* [n_stop_token] */
+    uint32_t n_stop_token;
 } sequence;
 
 /* A growing ring of events; its capacity always covers one event for every live request. */
@@ -49,6 +51,7 @@ struct yard_engine {
     uint32_t n_logit_rows;
     yard_sample_row *sample_rows; /* [max_seqs] */
     int32_t *sampled;             /* [max_seqs] */
+    bool *failed;                 /* [max_seqs] rows whose logits are not finite */
     uint32_t *order;              /* [max_seqs] running slots in order of admission */
 
     event_queue events;
@@ -63,6 +66,15 @@ static inline uint32_t sequence_length(const sequence *seq)
 }
 
 void yard_sequence_free(sequence *seq); /* NULL is fine */
+
+/* What bounds engine->context, for messages. */
+static inline const char *yard_engine_bound(const yard_engine *engine)
+{
+    return engine->context == engine->model_config.max_positions ? "context" : "KV cache";
+}
+
+/* False when one of n logits is a NaN or infinite. */
+bool yard_logits_are_finite(const float *logits, uint32_t n);
 
 /* Gives a slot back: pages return to the stack, the sequence is freed. */
 void yard_engine_release_slot(yard_engine *engine, uint32_t slot);

@@ -11,6 +11,7 @@ void yard_sequence_free(sequence *seq)
     free(seq->token);
     free(seq->bias_token);
     free(seq->bias_value);
+    free(seq->stop_token);
     free(seq);
 }
 
@@ -104,14 +105,17 @@ static yard_status check_request(const yard_engine *e, const yard_request *r, ya
         return yard_fail(err, YARD_EINVAL, "max_new_tokens: want at least 1, got 0");
     if (r->n_prompt >= e->context)
         return yard_fail(err, YARD_EINVAL,
-                         "prompt: want at most %u tokens (the context holds %u), got %u",
-                         e->context - 1, e->context, r->n_prompt);
+                         "prompt: want at most %u tokens (the %s holds %u), got %u", e->context - 1,
+                         yard_engine_bound(e), e->context, r->n_prompt);
     for (uint32_t i = 0; i < r->n_prompt; i++)
         if (check_token(e, "prompt token", i, r->prompt[i], err))
             return YARD_EINVAL;
     for (uint32_t i = 0; i < r->n_bias; i++)
         if (check_token(e, "logit bias", i, r->bias[i].token, err) ||
             check_number(err, "logit bias", r->bias[i].value, true, "a finite number"))
+            return YARD_EINVAL;
+    for (uint32_t i = 0; i < r->n_stop_token; i++)
+        if (check_token(e, "stop token", i, r->stop_token[i], err))
             return YARD_EINVAL;
     return check_sampling(&r->sampling, err);
 }
@@ -144,11 +148,15 @@ static yard_status copy_request(const yard_engine *e, const yard_request *r, seq
     seq->token = malloc(((size_t)seq->n_prompt + seq->max_new) * sizeof(*seq->token));
     seq->bias_token = malloc((r->n_bias + 1) * sizeof(*seq->bias_token));
     seq->bias_value = malloc((r->n_bias + 1) * sizeof(*seq->bias_value));
-    if (!seq->token || !seq->bias_token || !seq->bias_value) {
+    seq->n_stop_token = r->n_stop_token;
+    seq->stop_token = malloc((r->n_stop_token + 1) * sizeof(*seq->stop_token));
+    if (!seq->token || !seq->bias_token || !seq->bias_value || !seq->stop_token) {
         yard_sequence_free(seq);
         return yard_fail(err, YARD_ENOMEM, "request: %u tokens", r->n_prompt);
     }
     memcpy(seq->token, r->prompt, r->n_prompt * sizeof(*seq->token));
+    if (r->n_stop_token > 0)
+        memcpy(seq->stop_token, r->stop_token, r->n_stop_token * sizeof(*seq->stop_token));
     for (uint32_t i = 0; i < r->n_bias; i++) {
         seq->bias_token[i] = r->bias[i].token;
         seq->bias_value[i] = r->bias[i].value;

@@ -15,7 +15,8 @@ struct score {
     float *kept;     /* [wanted rows of a chunk, vocab] main logits while drafting */
     int32_t *wanted; /* [max_tokens] rows of the chunk whose logits are wanted */
     uint32_t n_wanted;
-    uint32_t from; /* first position of the chunk */
+    uint32_t from;      /* first position of the chunk */
+    yard_status status; /* the first failure */
 };
 
 static bool is_wanted(const struct score *s, uint32_t pos)
@@ -38,16 +39,31 @@ static uint32_t chunk_rows(const struct score *s, uint32_t from)
     return n;
 }
 
+static void check_finite(struct score *s, const float *logits, uint32_t first, uint32_t n)
+{
+    const uint32_t vocab = s->engine->model_config.vocab;
+
+    for (uint32_t i = 0; i < n && s->status == YARD_OK; i++)
+        if (!yard_logits_are_finite(logits + (size_t)i * vocab, vocab))
+            s->status = yard_fail(&s->engine->err, YARD_EFORMAT,
+                                  "logits at position %u are not finite numbers: the model's "
+                                  "weights overflow",
+                                  s->from + (uint32_t)s->wanted[first + i]);
+}
+
 /* Calls each() for the wanted rows, or stores their logits in kept. */
 static void take_logits(struct score *s, float *kept)
 {
     const uint32_t vocab = s->engine->model_config.vocab;
 
-    for (uint32_t i = 0; i < s->n_wanted; i += s->engine->max_logits) {
+    for (uint32_t i = 0; i < s->n_wanted && s->status == YARD_OK; i += s->engine->max_logits) {
         const uint32_t left = s->n_wanted - i;
         const uint32_t n = left < s->engine->max_logits ? left : s->engine->max_logits;
         const float *logits = yard_model_logits(s->engine->model, s->wanted + i, n);
 
+        check_finite(s, logits, i, n);
+        if (s->status != YARD_OK)
+            return;
         if (kept) {
             memcpy(kept + (size_t)i * vocab, logits, (size_t)n * vocab * sizeof(float));
             continue;
@@ -72,7 +88,7 @@ static void take_drafts(struct score *s, uint32_t n_rows)
         take_logits(s, NULL);
         s->n_wanted += last_wanted;
     }
-    if (last)
+    if (last && s->status == YARD_OK)
         s->each(s->ctx, s->n_ids - 1,
                 s->kept + (size_t)(s->n_wanted - 1) * s->engine->model_config.vocab, NULL);
 }
@@ -89,15 +105,15 @@ static void score_chunk(struct score *s, uint32_t n_rows)
         if (is_wanted(s, s->from + i))
             s->wanted[s->n_wanted++] = (int32_t)i;
     take_logits(s, s->kept);
-    if (s->kept)
+    if (s->kept && s->status == YARD_OK)
         take_drafts(s, n_rows);
 }
 
 static yard_status check(yard_engine *e, const int32_t *ids, uint32_t n_ids, uint32_t every)
 {
     if (n_ids == 0 || n_ids > e->context)
-        return yard_fail(&e->err, YARD_EINVAL, "ids: want 1 to %u (the context), got %u",
-                         e->context, n_ids);
+        return yard_fail(&e->err, YARD_EINVAL, "ids: want 1 to %u tokens (the %s), got %u",
+                         e->context, yard_engine_bound(e), n_ids);
     if (every == 0)
         return yard_fail(&e->err, YARD_EINVAL, "every: want at least 1, got 0");
     if (e->n_running > 0 || e->n_queued > 0)
@@ -134,10 +150,11 @@ yard_status yard_engine_score(yard_engine *e, const int32_t *ids, uint32_t n_ids
                        e->n_free_pages);
         goto out;
     }
-    for (uint32_t n = 0; s.from < n_ids; s.from += n) {
+    for (uint32_t n = 0; s.from < n_ids && s.status == YARD_OK; s.from += n) {
         n = chunk_rows(&s, s.from);
         score_chunk(&s, n);
     }
+    st = s.status;
 out:
     yard_engine_return_pages(e, 0, n_pages);
     free(s.wanted);

@@ -91,8 +91,27 @@ static void gather_rows(yard_engine *e)
             add_sequence(e, e->order[i], e->max_tokens - (uint32_t)step->n_tokens);
 }
 
+bool yard_logits_are_finite(const float *logits, uint32_t n)
+{
+    float sum = 0.0f;
+
+    for (uint32_t i = 0; i < n; i++)
+        sum += logits[i] * 0.0f; /* a NaN if any is not finite */
+    return sum == 0.0f;
+}
+
+static void mark_failed(yard_engine *e, const float *logits, bool *failed)
+{
+    const uint32_t vocab = e->model_config.vocab;
+
+    for (uint32_t i = 0; i < e->n_logit_rows; i++)
+        failed[i] = !yard_logits_are_finite(logits + (size_t)i * vocab, vocab);
+}
+
 static void sample(yard_engine *e)
 {
+    const float *logits;
+
     for (uint32_t i = 0; i < e->n_logit_rows; i++) {
         const sequence *seq = e->running[e->logit_slot[i]];
 
@@ -106,16 +125,35 @@ static void sample(yard_engine *e)
                                                .bias_value = seq->bias_value,
                                                .n_bias = seq->n_bias };
     }
-    yard_model_logits(e->model, e->logit_row, e->n_logit_rows);
+    logits = yard_model_logits(e->model, e->logit_row, e->n_logit_rows);
+    mark_failed(e, logits, e->failed);
     yard_model_sample(e->model, e->sample_rows, e->n_logit_rows, e->sampled);
 }
 
-static bool ends(const yard_model_config *c, int32_t token)
+static bool contains(const int32_t *ids, uint32_t n, int32_t id)
 {
-    for (uint32_t i = 0; i < c->n_eos; i++)
-        if (c->eos[i] == token)
+    for (uint32_t i = 0; i < n; i++)
+        if (ids[i] == id)
             return true;
     return false;
+}
+
+static bool ends(const yard_model_config *c, const sequence *seq, int32_t token)
+{
+    return (!seq->ignore_eos && contains(c->eos, c->n_eos, token)) ||
+           contains(seq->stop_token, seq->n_stop_token, token);
+}
+
+static void report_failure(yard_engine *e, uint32_t slot)
+{
+    const sequence *seq = e->running[slot];
+
+    yard_fail(&e->err, YARD_EFORMAT,
+              "request %llu: logits after token %u are not finite numbers: the model's weights "
+              "overflow",
+              (unsigned long long)seq->id, sequence_length(seq) - 1);
+    yard_events_push(&e->events, (yard_event){ .id = seq->id, .finish = YARD_FINISH_ERROR });
+    yard_engine_release_slot(e, slot);
 }
 
 static void report(yard_engine *e, uint32_t slot, int32_t token)
@@ -126,7 +164,7 @@ static void report(yard_engine *e, uint32_t slot, int32_t token)
     seq->token[sequence_length(seq)] = token;
     seq->n_output++;
     e->n_output_tokens++;
-    if (!seq->ignore_eos && ends(&e->model_config, token))
+    if (ends(&e->model_config, seq, token))
         event.finish = YARD_FINISH_STOP;
     else if (seq->n_output == seq->max_new)
         event.finish = YARD_FINISH_LENGTH;
@@ -149,7 +187,10 @@ yard_status yard_engine_step(yard_engine *e)
     if (e->n_logit_rows > 0)
         sample(e);
     for (uint32_t i = 0; i < e->n_logit_rows; i++)
-        report(e, e->logit_slot[i], e->sampled[i]);
+        if (e->failed[i])
+            report_failure(e, e->logit_slot[i]);
+        else
+            report(e, e->logit_slot[i], e->sampled[i]);
     e->n_steps++;
     return YARD_OK;
 }

@@ -55,7 +55,7 @@ static const size_field deepseek_v3_sizes[] = {
     { "num_hidden_layers", FIELD(n_layers), 1, MAX_LAYERS, false },
     { "first_k_dense_replace", FIELD(n_dense_layers), 0, MAX_LAYERS, false },
     { "num_attention_heads", FIELD(n_heads), 1, MAX_HEADS, false },
-    { "q_lora_rank", FIELD(q_rank), 1, MAX_HIDDEN, true },
+    { "q_lora_rank", FIELD(q_rank), 0, MAX_HIDDEN, true },
     { "kv_lora_rank", FIELD(kv_rank), 1, MAX_HIDDEN, false },
     { "qk_nope_head_dim", FIELD(nope_dims), 1, MAX_HEAD_DIMS, false },
     { "qk_rope_head_dim", FIELD(rope_dims), 2, MAX_HEAD_DIMS, false },
@@ -63,7 +63,7 @@ static const size_field deepseek_v3_sizes[] = {
     { "intermediate_size", FIELD(dense_inter), 1, MAX_INTER, false },
     { "moe_intermediate_size", FIELD(expert_inter), 1, MAX_INTER, false },
     { "n_routed_experts", FIELD(n_experts), 1, MAX_EXPERTS, false },
-    { "n_shared_experts", FIELD(n_shared_experts), 1, MAX_EXPERTS, true },
+    { "n_shared_experts", FIELD(n_shared_experts), 0, MAX_EXPERTS, true },
     { "num_experts_per_tok", FIELD(top_k), 1, YARD_MAX_TOP_K, false },
     { "n_group", FIELD(n_groups), 1, MAX_EXPERTS, false },
     { "topk_group", FIELD(top_groups), 1, MAX_EXPERTS, false },
@@ -82,22 +82,9 @@ static const fixed_field deepseek_v3_fixed[] = {
 };
 
 static const char *const deepseek_v3_ignored[] = {
-    "attention_dropout",
-    "auto_map",
-    "aux_loss_alpha",
-    "dtype",
-    "ep_size",
-    "head_dim",
-    "initializer_range",
-    "pad_token_id",
-    "pretraining_tp",
-    "qk_head_dim",
-    "seq_aux",
-    "torch_dtype",
-    "use_cache",
-    "_name_or_path",
-    "transformers_version",
-    NULL,
+    "attention_dropout", "auto_map",      "aux_loss_alpha",       "ep_size",     "head_dim",
+    "initializer_range", "pad_token_id",  "pretraining_tp",       "qk_head_dim", "seq_aux",
+    "use_cache",         "_name_or_path", "transformers_version", NULL,
 };
 
 static const family families[] = {
@@ -120,16 +107,19 @@ enum { N_FAMILIES = sizeof(families) / sizeof(families[0]) };
 /* By the top-level architecture: nested parts of multimodal models may claim another one. */
 static const family *find_family(yard_json_reader *r)
 {
+    char what[YARD_JSON_DESCRIBE_BYTES];
     bool present;
     const json_t *list = yard_json_get(r, "architectures", &present);
     const char *name =
         json_array_size(list) == 1 ? json_string_value(json_array_get(list, 0)) : NULL;
 
-    if (!name) {
-        yard_json_fail(r, YARD_EFORMAT, "architectures",
-                       present ? "want a list of one name" : "missing");
+    if (!name && present)
+        yard_json_fail(r, YARD_EFORMAT, "architectures", "want a list of one name, found %s",
+                       yard_json_describe(list, what));
+    else if (!name)
+        yard_json_fail(r, YARD_EFORMAT, "architectures", "missing");
+    if (!name)
         return NULL;
-    }
     for (int i = 0; i < N_FAMILIES; i++) {
         char want[YARD_JSON_DESCRIBE_BYTES];
         if (strcmp(families[i].architecture, name) != 0)
@@ -163,11 +153,13 @@ static void read_quantisation(yard_model_config *c, yard_json_reader *r, const y
     static const char *const ignored[] = { "modules_to_not_convert", NULL };
     yard_json_reader in = { .file = r->file, .where = "quantization_config.", .err = r->err };
     const json_t *block, *object = yard_json_get(r, "quantization_config", NULL);
+    char what[YARD_JSON_DESCRIBE_BYTES];
 
     if (!object || r->status)
         return;
     if (!json_is_object(object)) {
-        yard_json_fail(r, YARD_EFORMAT, "quantization_config", "want an object");
+        yard_json_fail(r, YARD_EFORMAT, "quantization_config", "want an object, found %s",
+                       yard_json_describe(object, what));
         return;
     }
     in.object = object;
@@ -182,7 +174,8 @@ static void read_quantisation(yard_model_config *c, yard_json_reader *r, const y
         yard_json_fail(&in, YARD_EFORMAT, "weight_block_size", "missing");
     else if (json_array_size(block) != 2 || !json_is_integer(json_array_get(block, 0)) ||
              !json_is_integer(json_array_get(block, 1)))
-        yard_json_fail(&in, YARD_EFORMAT, "weight_block_size", "want two whole numbers");
+        yard_json_fail(&in, YARD_EFORMAT, "weight_block_size", "want two whole numbers, found %s",
+                       yard_json_describe(block, what));
     else {
         const json_int_t rows = json_integer_value(json_array_get(block, 0));
         const json_int_t cols = json_integer_value(json_array_get(block, 1));
@@ -197,12 +190,22 @@ static void read_quantisation(yard_model_config *c, yard_json_reader *r, const y
     r->status = in.status;
 }
 
+/* The dtype of what is not FP8, for counting bytes; each tensor says its own when it is read. */
+static void read_dtype(yard_model_config *c, yard_json_reader *r)
+{
+    const char *const key = yard_json_get(r, "dtype", NULL) ? "dtype" : "torch_dtype";
+
+    c->plain_bytes = 2;
+    if (yard_json_get(r, key, NULL) && !strcmp(yard_json_get_string(r, key), "float32"))
+        c->plain_bytes = 4;
+}
+
 static void read_token_ids(yard_model_config *c, yard_json_reader *r)
 {
     c->bos = -1;
     if (yard_json_get(r, "bos_token_id", NULL))
         c->bos = (int32_t)yard_json_get_u64(r, "bos_token_id", 0, c->vocab ? c->vocab - 1 : 0);
-    yard_config_read_eos(c, r);
+    yard_config_read_eos(c->eos, &c->n_eos, c->vocab, r);
 }
 
 static void check_heads(const yard_model_config *c, yard_json_reader *r)
@@ -267,6 +270,7 @@ static void read_model(yard_model_config *c, yard_json_reader *r, const yard_not
     yard_config_read_rope(c, r, notify);
     read_quantisation(c, r, notify);
     read_token_ids(c, r);
+    read_dtype(c, r);
     if (!r->status)
         yard_json_warn_unread(r, f->ignored, notify);
 }
@@ -289,33 +293,6 @@ yard_status yard_model_config_parse(yard_model_config *out, const char *json, si
     return r.status;
 }
 
-/* End ids that only generation_config.json has: R1 and V3.1 keep them in step, others do not. */
-static yard_status merge_eos(yard_model_config *c, const char *dir, yard_error *err)
-{
-    static const char *const name = "generation_config.json";
-    yard_json_reader r = { .file = name, .where = "", .err = err };
-    json_t *root = NULL;
-    char *text = NULL;
-    size_t n_bytes;
-    bool absent;
-    yard_status st;
-
-    st = yard_json_read_file(&text, &n_bytes, dir, name, YARD_CONFIG_MAX_BYTES, &absent, err);
-    if (!st && !absent)
-        st = yard_json_parse_object(&root, text, n_bytes, name, err);
-    if (root) {
-        r.object = root;
-        yard_config_read_eos(c, &r);
-        st = r.status;
-    }
-    json_decref(root);
-    free(text);
-    if (!st && c->n_eos == 0)
-        st = yard_fail(err, YARD_EFORMAT,
-                       "config.json: eos_token_id: missing, also in generation_config.json");
-    return st;
-}
-
 yard_status yard_model_config_load(yard_model_config *out, const char *dir,
                                    const yard_notify *notify, yard_error *err)
 {
@@ -329,8 +306,8 @@ yard_status yard_model_config_load(yard_model_config *out, const char *dir,
     if (!st)
         st = yard_model_config_parse(&c, text, n_bytes, name, notify, err);
     free(text);
-    if (!st)
-        st = merge_eos(&c, dir, err);
+    if (!st && c.n_eos == 0)
+        st = yard_fail(err, YARD_EFORMAT, "config.json: eos_token_id: missing");
     if (!st)
         *out = c;
     return st;

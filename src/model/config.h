@@ -40,9 +40,10 @@ typedef struct yard_model_config {
     uint32_t n_mtp;               /* multi-token-prediction modules stored as layers n_layers .. */
     bool mtp_reads_normed_hidden; /* family: the module reads the state after model.norm */
 
-    bool fp8;            /* projections are FP8 e4m3 with weight_scale_inv */
-    uint32_t block_rows; /* rows of a block; columns are always 128 */
-    bool ue8m0;          /* activation scales are rounded up to powers of two */
+    uint32_t plain_bytes; /* of a value that is not FP8: 4 when the file says float32, else 2 */
+    bool fp8;             /* projections are FP8 e4m3 with weight_scale_inv */
+    uint32_t block_rows;  /* rows of a block; columns are always 128 */
+    bool ue8m0;           /* activation scales are rounded up to powers of two */
 
     int32_t bos; /* -1: none */
     int32_t eos[YARD_MAX_EOS];
@@ -52,10 +53,12 @@ typedef struct yard_model_config {
 /* Defaults of a checkpoint's authors for chat; absent fields keep "off". */
 typedef struct yard_generation_config {
     bool do_sample;
+    int32_t eos[YARD_MAX_EOS]; /* ids that end a sequence, beside those of config.json */
+    uint32_t n_eos;
     yard_sample_params params;
 } yard_generation_config;
 
-/* Reads dir/config.json (and eos ids of dir/generation_config.json, if there is one). A missing
+/* Reads dir/config.json. A missing
  * field, a wrong type or a value that is not implemented is refused by name; a key nobody reads
  * is reported once through notify->warn. Errors: YARD_EIO, YARD_EFORMAT, YARD_ENOTSUP. */
 yard_status yard_model_config_load(yard_model_config *out, const char *dir,
@@ -65,7 +68,8 @@ yard_status yard_model_config_load(yard_model_config *out, const char *dir,
 yard_status yard_model_config_parse(yard_model_config *out, const char *json, size_t n_bytes,
                                     const char *name, const yard_notify *notify, yard_error *err);
 
-/* dir/generation_config.json; an absent file gives greedy defaults. */
+/* dir/generation_config.json; an absent file gives greedy defaults. Ids are not checked against the
+ * vocabulary. */
 yard_status yard_generation_config_load(yard_generation_config *out, const char *dir,
                                         const yard_notify *notify, yard_error *err);
 

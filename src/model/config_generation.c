@@ -3,36 +3,37 @@
 
 #include "model/config_parts.h"
 
-static void add_eos(yard_model_config *c, yard_json_reader *r, const json_t *id)
+static void add_eos(int32_t *eos, uint32_t *n_eos, uint32_t n_vocab, yard_json_reader *r,
+                    const json_t *id)
 {
     char what[YARD_JSON_DESCRIBE_BYTES];
     const json_int_t n = json_integer_value(id);
 
-    if (!json_is_integer(id) || n < 0 || n >= c->vocab) {
+    if (!json_is_integer(id) || n < 0 || n >= n_vocab) {
         yard_json_fail(r, YARD_EFORMAT, "eos_token_id",
-                       "want an id below vocab_size %u or a list of them, found %s", c->vocab,
+                       "want an id below vocab_size %u or a list of them, found %s", n_vocab,
                        yard_json_describe(id, what));
         return;
     }
-    for (uint32_t i = 0; i < c->n_eos; i++)
-        if (c->eos[i] == n)
+    for (uint32_t i = 0; i < *n_eos; i++)
+        if (eos[i] == n)
             return;
-    if (c->n_eos == YARD_MAX_EOS)
+    if (*n_eos == YARD_MAX_EOS)
         yard_json_fail(r, YARD_ENOTSUP, "eos_token_id", "at most %d ids are implemented",
                        YARD_MAX_EOS);
     else
-        c->eos[c->n_eos++] = (int32_t)n;
+        eos[(*n_eos)++] = (int32_t)n;
 }
 
-void yard_config_read_eos(yard_model_config *c, yard_json_reader *r)
+void yard_config_read_eos(int32_t *eos, uint32_t *n_eos, uint32_t n_vocab, yard_json_reader *r)
 {
-    const json_t *eos = yard_json_get(r, "eos_token_id", NULL);
+    const json_t *ids = yard_json_get(r, "eos_token_id", NULL);
 
-    if (json_is_array(eos))
-        for (size_t i = 0; i < json_array_size(eos); i++)
-            add_eos(c, r, json_array_get(eos, i));
-    else if (eos)
-        add_eos(c, r, eos);
+    if (json_is_array(ids))
+        for (size_t i = 0; i < json_array_size(ids); i++)
+            add_eos(eos, n_eos, n_vocab, r, json_array_get(ids, i));
+    else if (ids)
+        add_eos(eos, n_eos, n_vocab, r, ids);
 }
 
 static double number_or(yard_json_reader *r, const char *key, double absent, double min, double max)
@@ -52,6 +53,7 @@ static void read_generation(yard_generation_config *g, yard_json_reader *r)
     p->top_p = (float)number_or(r, "top_p", 1, 1e-6, 1);
     p->min_p = (float)number_or(r, "min_p", 0, 0, 1);
     p->repetition_penalty = (float)number_or(r, "repetition_penalty", 1, 1e-3, 1e3);
+    yard_config_read_eos(g->eos, &g->n_eos, INT32_MAX, r);
     if (yard_json_get(r, "top_k", NULL))
         p->top_k = (int32_t)yard_json_get_u64(r, "top_k", 0, INT32_MAX);
 }
@@ -60,10 +62,13 @@ yard_status yard_generation_config_load(yard_generation_config *out, const char 
                                         const yard_notify *notify, yard_error *err)
 {
     static const char *const name = "generation_config.json";
-    static const char *const ignored[] = { "_from_model_config",   "bos_token_id",
-                                           "eos_token_id",         "pad_token_id",
-                                           "max_length",           "max_new_tokens",
-                                           "transformers_version", NULL };
+    static const char *const ignored[] = { "_from_model_config",
+                                           "bos_token_id",
+                                           "pad_token_id",
+                                           "max_length",
+                                           "max_new_tokens",
+                                           "transformers_version",
+                                           NULL };
     yard_generation_config g = { .params = { .top_p = 1, .repetition_penalty = 1 } };
     yard_json_reader r = { .file = name, .where = "", .err = err };
     json_t *root = NULL;

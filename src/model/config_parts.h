@@ -12,7 +12,7 @@ enum { YARD_CONFIG_MAX_BYTES = 1 << 20 };
  * Failures stick in r. */
 void yard_config_read_rope(yard_model_config *c, yard_json_reader *r, const yard_notify *notify);
 
-/* Adds the ids of eos_token_id (one, a list, or none) to those c has. */
-void yard_config_read_eos(yard_model_config *c, yard_json_reader *r);
+/* Adds the ids of eos_token_id (one, a list, or none), each below n_vocab, to eos. */
+void yard_config_read_eos(int32_t *eos, uint32_t *n_eos, uint32_t n_vocab, yard_json_reader *r);
 
 #endif

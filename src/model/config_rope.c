@@ -74,7 +74,8 @@ void yard_config_read_rope(yard_model_config *c, yard_json_reader *r, const yard
     c->rope_theta = yard_json_get_number(inner_theta ? &in : r, "rope_theta", 1.0001, 1e15);
     if (object) {
         read_rope_object(c, &in);
-        yard_json_warn_unread(&in, NULL, notify);
+        if (!r->status && !in.status)
+            yard_json_warn_unread(&in, NULL, notify);
     }
     if (!r->status)
         r->status = in.status;

@@ -77,7 +77,7 @@ static void lay_out_mlp(yard_model *m, yard_arena *arena)
     m->expert_weight = yard_arena_take(arena, rows * sizeof(float));
     m->offset = yard_arena_take(arena, (c->n_experts + 1) * sizeof(int32_t));
     m->row_index = yard_arena_take(arena, rows * sizeof(int32_t));
-    m->expert_x = take_rows(arena, m->quantise ? YARD_FP8_E4M3 : m->plain, rows, c->hidden);
+    m->expert_x = take_activation(m, arena, rows, c->hidden);
     m->expert_gate_up = take_rows(arena, m->plain, rows, 2 * c->expert_inter);
     m->expert_mid = take_activation(m, arena, rows, c->expert_inter);
     m->expert_y = take_rows(arena, m->plain, rows, c->hidden);
@@ -144,7 +144,8 @@ static yard_status allocate(yard_model *m, yard_error *err)
     lay_out(m, &arena);
     arena.size_bytes = arena.used_bytes;
     arena.used_bytes = 0;
-    arena.base = m->block = yard_alloc(arena.size_bytes);
+    m->block_bytes = arena.size_bytes;
+    arena.base = m->block = yard_pages_alloc(arena.size_bytes);
     if (!m->block)
         return yard_fail(err, YARD_ENOMEM,
                          "cache of %u pages and buffers for %u rows: want %zu MB, the system "
@@ -189,24 +190,47 @@ static yard_status open_stream(yard_model *m, yard_error *err)
     return m->ops->open(&m->stream, &config, err);
 }
 
-/* Grouped products read all experts of a layer in one way. */
-static yard_status check_experts(const yard_model *m, yard_error *err)
+static const char *dtype_of(const yard_matrix *w)
 {
-    for (uint32_t i = 0; i < m->config.n_layers; i++) {
-        const yard_moe_weights *w = &m->weights->layers[i].moe;
+    return yard_dtype_name(w->dtype);
+}
 
-        if (!m->weights->layers[i].is_moe)
-            continue;
+/* A grouped product reads the rows of all its experts in one form: plain, or FP8. gate and up read
+ * the dispatched rows, down those between. */
+static yard_status check_experts(const yard_model *m, uint32_t layer_idx,
+                                 const yard_layer_weights *layer, yard_error *err)
+{
+    const yard_moe_weights *w = &layer->moe;
+    const struct {
+        const char *name;
+        const yard_matrix *experts, *like;
+    } kinds[] = { { "gate_proj", w->gate, &w->gate[0] },
+                  { "up_proj", w->up, &w->gate[0] },
+                  { "down_proj", w->down, &w->down[0] } };
+
+    for (uint32_t k = 0; k < 3; k++)
         for (uint32_t e = 0; e < m->config.n_experts; e++)
-            if (w->gate[e].dtype != w->gate[0].dtype || w->up[e].dtype != w->gate[0].dtype ||
-                w->down[e].dtype != w->gate[0].dtype)
+            if (kinds[k].experts[e].dtype != kinds[k].like->dtype)
                 return yard_fail(err, YARD_ENOTSUP,
-                                 "layer %u: want all experts in one dtype, got %s and %s in "
-                                 "expert %u",
-                                 i, yard_dtype_name(w->gate[0].dtype),
-                                 yard_dtype_name(w->gate[e].dtype), e);
-    }
+                                 "model.layers.%u.mlp.experts.%u.%s.weight: dtype: want %s like "
+                                 "%s of expert 0, found %s",
+                                 layer_idx, e, kinds[k].name, dtype_of(kinds[k].like),
+                                 k == 2 ? "down_proj" : "gate_proj",
+                                 dtype_of(&kinds[k].experts[e]));
     return YARD_OK;
+}
+
+static yard_status check_layers(const yard_model *m, yard_error *err)
+{
+    const uint32_t n = m->config.n_layers;
+    yard_status st = YARD_OK;
+
+    for (uint32_t i = 0; i < n && st == YARD_OK; i++)
+        if (m->weights->layers[i].is_moe)
+            st = check_experts(m, i, &m->weights->layers[i], err);
+    if (st == YARD_OK && m->options.mtp && m->weights->mtp[0].layer.is_moe)
+        st = check_experts(m, n, &m->weights->mtp[0].layer, err);
+    return st;
 }
 
 yard_status yard_model_create(yard_model **out, const char *dir, const yard_model_config *config,
@@ -223,7 +247,7 @@ yard_status yard_model_create(yard_model **out, const char *dir, const yard_mode
     st = yard_weights_load(&m->weights, dir, config,
                            options->n_threads ? options->n_threads : yard_cpu_count(), notify, err);
     if (st == YARD_OK)
-        st = check_experts(m, err);
+        st = check_layers(m, err);
     if (st == YARD_OK)
         st = open_stream(m, err);
     if (st == YARD_OK)
@@ -242,7 +266,7 @@ void yard_model_destroy(yard_model *m)
         return;
     if (m->ops)
         m->ops->close(m->stream);
-    free(m->block);
+    yard_pages_free(m->block, m->block_bytes);
     yard_weights_free(m->weights);
     free(m);
 }

@@ -23,7 +23,8 @@ struct yard_model {
     yard_stream stream;
     const yard_schedule *schedule;
 
-    void *block;      /* memory under the buffers below */
+    void *block; /* memory under the buffers below */
+    size_t block_bytes;
     yard_dtype plain; /* dtype of plain activations: F32 when exact, else BF16 */
     bool quantise;    /* FP8 projections get FP8 activations */
     float softmax_scale;
@@ -52,7 +53,7 @@ struct yard_model {
     float *expert_weight; /* [.., top_k] */
     int32_t *offset;      /* [n_experts + 1] */
     int32_t *row_index;   /* [.., top_k] */
-    yard_rows expert_x;   /* [max_tokens * top_k, hidden] */
+    activation expert_x;  /* [max_tokens * top_k, hidden] one form a layer */
     yard_rows expert_gate_up;
     activation expert_mid; /* [max_tokens * top_k, expert_inter] */
     yard_rows expert_y;    /* [max_tokens * top_k, hidden] */

@@ -54,6 +54,19 @@ static yard_status read_fd(int fd, char **text, size_t *n_bytes, const char *pat
     return YARD_OK;
 }
 
+/* errno is that of an open that failed. A directory that is not there is the shorter answer. */
+static yard_status fail_open(const char *dir, const char *path, yard_error *err)
+{
+    const int code = errno;
+    struct stat info;
+
+    if (stat(dir, &info) != 0 && errno == ENOENT)
+        return yard_fail(err, YARD_EIO, "%s: no such model directory", dir);
+    if (code == ENOTDIR)
+        return yard_fail(err, YARD_EIO, "%s: want a model directory, found a file", dir);
+    return yard_fail(err, YARD_EIO, "%s: cannot open: %s", path, strerror(code));
+}
+
 yard_status yard_json_read_file(char **text, size_t *n_bytes, const char *dir, const char *name,
                                 size_t max_bytes, bool *absent, yard_error *err)
 {
@@ -74,7 +87,7 @@ yard_status yard_json_read_file(char **text, size_t *n_bytes, const char *dir, c
         return YARD_OK;
     }
     if (fd < 0)
-        return yard_fail(err, YARD_EIO, "%s: cannot open: %s", path, strerror(errno));
+        return fail_open(dir, path, err);
     st = read_fd(fd, text, n_bytes, path, max_bytes, err);
     close(fd);
     return st;
@@ -109,6 +122,8 @@ const char *yard_json_describe(const json_t *value, char buffer[YARD_JSON_DESCRI
 {
     const size_t n = YARD_JSON_DESCRIBE_BYTES;
 
+    if (!value)
+        return "none";
     switch (json_typeof(value)) {
     case JSON_STRING:
         snprintf(buffer, n, "'%s'", json_string_value(value));
@@ -118,6 +133,8 @@ const char *yard_json_describe(const json_t *value, char buffer[YARD_JSON_DESCRI
         break;
     case JSON_REAL:
         snprintf(buffer, n, "%.9g", json_real_value(value));
+        if (!strpbrk(buffer, ".e")) /* 64.0 is no whole number in JSON: show why */
+            snprintf(buffer, n, "%.1f", json_real_value(value));
         break;
     case JSON_ARRAY:
         snprintf(buffer, n, "an array of %zu", json_array_size(value));

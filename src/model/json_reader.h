@@ -30,7 +30,8 @@ yard_status yard_json_read_file(char **text, size_t *n_bytes, const char *dir, c
 yard_status yard_json_parse_object(json_t **out, const char *text, size_t n_bytes, const char *file,
                                    yard_error *err);
 
-/* What a value is, for messages: 'text', 12, 0.5, true, null, an array of 3, an object. */
+/* What a value is, for messages: 'text', 12, 0.5, 64.0, true, null, an array of 3, an object; none
+ * for NULL. */
 const char *yard_json_describe(const json_t *value, char buffer[YARD_JSON_DESCRIBE_BYTES]);
 
 /* NULL when the field is absent or null; present (may be NULL) tells the two apart. */

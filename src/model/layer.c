@@ -197,22 +197,23 @@ static void dense_mlp(yard_model *m, const yard_mlp_weights *w)
 static void stage_send(yard_model *m, const yard_layer *layer)
 {
     const yard_model_config *c = &m->config;
+    bool fp8;
 
     if (!layer->w->is_moe) {
         dense_mlp(m, &layer->w->dense);
         return;
     }
-    m->ops->moe_scatter(
-        m->stream,
-        &(yard_moe_scatter_args){ .n_tokens = m->batch.n_tokens,
-                                  .n_experts = c->n_experts,
-                                  .top_k = c->top_k,
-                                  .n_cols = c->hidden,
-                                  .expert = m->expert,
-                                  .x = m->expert_x.dtype == YARD_FP8_E4M3 ? m->h.quant : m->h.plain,
-                                  .offset = m->offset,
-                                  .row_index = m->row_index,
-                                  .expert_x = m->expert_x });
+    fp8 = m->quantise && layer->w->moe.gate[0].dtype == YARD_FP8_E4M3;
+    m->ops->moe_scatter(m->stream, &(yard_moe_scatter_args){ .n_tokens = m->batch.n_tokens,
+                                                             .n_experts = c->n_experts,
+                                                             .top_k = c->top_k,
+                                                             .n_cols = c->hidden,
+                                                             .expert = m->expert,
+                                                             .x = fp8 ? m->h.quant : m->h.plain,
+                                                             .offset = m->offset,
+                                                             .row_index = m->row_index,
+                                                             .expert_x = fp8 ? m->expert_x.quant
+                                                                             : m->expert_x.plain });
     if (layer->w->moe.shared.gate.data)
         dense_mlp(m, &layer->w->moe.shared);
 }
@@ -232,12 +233,11 @@ static void stage_experts(yard_model *m, const yard_layer *layer)
 {
     const yard_moe_weights *w = &layer->w->moe;
     const uint32_t inter = m->config.expert_inter;
-    const activation in = { .plain = m->expert_x, .quant = m->expert_x };
 
     if (!layer->w->is_moe)
         return;
-    grouped(m, &in, w->gate, m->expert_gate_up);
-    grouped(m, &in, w->up, yard_columns(m->expert_gate_up, inter));
+    grouped(m, &m->expert_x, w->gate, m->expert_gate_up);
+    grouped(m, &m->expert_x, w->up, yard_columns(m->expert_gate_up, inter));
     m->ops->silu_mul_quant(m->stream,
                            &(yard_silu_mul_args){ .n_rows = m->offset + m->config.n_experts,
                                                   .n_cols = inter,

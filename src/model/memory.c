@@ -1,13 +1,14 @@
 /* Parameters and bytes, from the description alone.
  *
  * One rank of a layout holds
- *   - embedding, head, norms, routers, correction biases, q_a, kv_a and the shared expert: whole;
- *   - q_b, kv_b (k_b and v_b) and o: the heads of its TP slice;
+ *   - embedding, head, norms, routers, correction biases, q_a, kv_a, kv_b and the shared expert:
+ *     whole (kv_b could be cut by heads; article A keeps it whole);
+ *   - q_b and o: the heads of its TP slice;
  *   - dense MLPs: its share of the 128-wide blocks of the inner dimension;
  *   - routed experts: n_experts / ep of every MoE layer.
  * A projection of an FP8 checkpoint takes a byte a weight and an F32 scale per block, partial
- * blocks included; everything else, and every projection of other checkpoints, takes two bytes
- * (BF16), correction biases four. */
+ * blocks included; everything else, and every projection of other checkpoints, takes
+ * plain_bytes (two, or four where config.json says float32), correction biases four. */
 #include "model/memory.h"
 
 #include <stdio.h>
@@ -147,7 +148,7 @@ static uint64_t projection_bytes(const yard_model_config *c, span rows, span col
     const uint64_t n = product(rows.n, cols.n);
 
     if (!c->fp8)
-        return 2 * n;
+        return c->plain_bytes * n;
     return n + 4 * blocks_of(rows, c->block_rows) * blocks_of(cols, YARD_GROUP);
 }
 
@@ -163,12 +164,11 @@ static uint64_t attention_bytes(const yard_model_config *c, uint32_t tp, uint32_
     const uint32_t heads = c->n_heads / tp, first = heads * slice;
     const uint32_t q_dims = c->nope_dims + c->rope_dims, kv_dims = c->nope_dims + c->v_dims;
     const span q = { first * q_dims, heads * q_dims };
-    const span kv = { first * kv_dims, heads * kv_dims };
     const span v = { first * c->v_dims, heads * c->v_dims };
     uint64_t n_bytes = projection_bytes(c, whole(c->kv_rank + c->rope_dims), whole(c->hidden)) +
-                       projection_bytes(c, kv, whole(c->kv_rank)) +
+                       projection_bytes(c, whole(c->n_heads * kv_dims), whole(c->kv_rank)) +
                        projection_bytes(c, whole(c->hidden), v) +
-                       2 * ((uint64_t)c->kv_rank + c->q_rank); /* norms */
+                       c->plain_bytes * ((uint64_t)c->kv_rank + c->q_rank); /* norms */
 
     if (c->q_rank)
         n_bytes += projection_bytes(c, whole(c->q_rank), whole(c->hidden));
@@ -186,7 +186,7 @@ static uint64_t dense_bytes(const yard_model_config *c, uint32_t tp, uint32_t sl
 
 static uint64_t moe_bytes(const yard_model_config *c, uint32_t n_local_experts)
 {
-    const uint64_t router = (2 * (uint64_t)c->hidden + 4) * c->n_experts;
+    const uint64_t router = (c->plain_bytes * (uint64_t)c->hidden + 4) * c->n_experts;
     const uint32_t shared = c->n_shared_experts * c->expert_inter;
 
     return router + n_local_experts * mlp_bytes(c, whole(c->expert_inter)) +
@@ -197,8 +197,8 @@ yard_status yard_model_rank_memory(const yard_model_config *c, yard_layout layou
                                    yard_rank_memory *out, yard_error *err)
 {
     const yard_status st = check_layout(c, layout, err);
-    const uint64_t matrix = 2 * product(c->vocab, c->hidden); /* embedding or head */
-    const uint64_t norm = 2 * (uint64_t)c->hidden;
+    const uint64_t matrix = c->plain_bytes * product(c->vocab, c->hidden); /* embedding or head */
+    const uint64_t norm = c->plain_bytes * (uint64_t)c->hidden;
     yard_rank_memory m;
     uint64_t attention, moe;
 

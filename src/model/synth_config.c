@@ -38,6 +38,7 @@ static const struct {
         .yarn_mscale_all_dim = 1,
         .yarn_original_positions = 4096,
         .max_positions = 163840,
+        .plain_bytes = 2,
         .fp8 = true,
         .block_rows = 128,
         .bos = 0,

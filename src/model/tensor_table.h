@@ -11,7 +11,7 @@ typedef enum yard_tensor_kind {
     YARD_TENSOR_HEAD,       /* the same, a matrix that is multiplied with: head, eh_proj */
     YARD_TENSOR_ROUTER,     /* the same, the router's */
     YARD_TENSOR_NORM,       /* a yard_vector */
-    YARD_TENSOR_BIAS        /* a const float *, F32 */
+    YARD_TENSOR_BIAS        /* a const float *, converted to F32 */
 } yard_tensor_kind;
 
 typedef enum yard_tensor_scope {

@@ -1,5 +1,6 @@
 /* Binding a checkpoint's tensors to their places. */
 #include "model/weights.h"
+#include "base/convert.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -125,16 +126,15 @@ static yard_status take_matrix(binder *b, yard_matrix *m, const yard_tensor_spec
     return t->dtype == YARD_FP8_E4M3 ? take_scale(b, m, spec->name) : YARD_OK;
 }
 
-/* Operations read norms as F32 or BF16. */
-static yard_status convert_f16(binder *b, yard_vector *v)
+/* An F32 copy of a vector, for readers that do not take its dtype. */
+static yard_status convert_to_f32(binder *b, yard_vector *v)
 {
     const size_t n_bytes = sizeof(struct yard_converted) + v->n * sizeof(float);
     struct yard_converted *copy = yard_alloc(n_bytes);
 
     if (!copy)
         return yard_fail(b->err, YARD_ENOMEM, "weights: %zu bytes", n_bytes);
-    for (uint32_t i = 0; i < v->n; i++)
-        copy->values[i] = yard_f32_from_f16(((const uint16_t *)v->data)[i]);
+    yard_convert_c.decode(v->dtype, v->data, v->n, copy->values);
     copy->next = b->w->converted;
     b->w->converted = copy;
     v->dtype = YARD_F32;
@@ -150,16 +150,22 @@ static yard_status take_norm(binder *b, yard_vector *v, const yard_tensor_spec *
     if (st)
         return st;
     *v = (yard_vector){ .dtype = t->dtype, .n = spec->shape[0], .data = t->data };
-    return t->dtype == YARD_F16 ? convert_f16(b, v) : YARD_OK;
+    return t->dtype == YARD_F16 ? convert_to_f32(b, v) : YARD_OK; /* norms read F32 and BF16 */
 }
 
 static yard_status take_bias(binder *b, const float **bias, const yard_tensor_spec *spec)
 {
     const yard_tensor *t = NULL;
-    yard_status st = take(b, &t, spec->name, F32, spec->shape, 1, YARD_ROLE_VALUES);
+    yard_status st = take(b, &t, spec->name, PLAIN, spec->shape, 1, YARD_ROLE_VALUES);
+    yard_vector v;
 
+    if (st)
+        return st;
+    v = (yard_vector){ .dtype = t->dtype, .n = spec->shape[0], .data = t->data };
+    if (t->dtype != YARD_F32)
+        st = convert_to_f32(b, &v);
     if (!st)
-        *bias = t->data;
+        *bias = v.data;
     return st;
 }
 

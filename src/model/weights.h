@@ -60,7 +60,7 @@ typedef struct yard_weights {
     yard_mtp_weights *mtp;            /* [n_mtp] */
     uint32_t n_layers, n_mtp;         /* as in the config */
     yard_checkpoint *ckpt;            /* owned: the mappings under every pointer above */
-    struct yard_converted *converted; /* owned: F32 copies of F16 norms, a list */
+    struct yard_converted *converted; /* owned: F32 copies of norms and biases, a list */
 } yard_weights;
 
 /* Opens dir and binds it. Refuses by name: a missing tensor, one with another shape or dtype, one

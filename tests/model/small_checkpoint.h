@@ -42,6 +42,7 @@ static inline yard_model_config small_config(void)
         .max_positions = 512,
         .n_mtp = 1,
         .mtp_reads_normed_hidden = true,
+        .plain_bytes = 2,
         .fp8 = true,
         .block_rows = 128,
         .bos = 3,

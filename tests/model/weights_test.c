@@ -79,8 +79,9 @@ static void bad_dtypes_and_shapes(void **state)
     static const struct {
         const char *tensor, *dtype, *shape, *message;
     } cases[] = {
-        { "model.layers.1.mlp.gate.e_score_correction_bias", "\"BF16\"", "[8]",
-          "tensor 'model.layers.1.mlp.gate.e_score_correction_bias': dtype: want f32, found bf16" },
+        { "model.layers.1.mlp.gate.e_score_correction_bias", "\"F8_E4M3\"", "[16]",
+          "tensor 'model.layers.1.mlp.gate.e_score_correction_bias': dtype: want f32, bf16 or f16, "
+          "found fp8_e4m3" },
         { "model.norm.weight", "\"F8_E4M3\"", "[320]",
           "tensor 'model.norm.weight': dtype: want f32, bf16 or f16, found fp8_e4m3" },
         { "lm_head.weight", NULL, "[160, 96]",

@@ -63,7 +63,7 @@ static void close_stream(yard_stream s)
     if (!s)
         return;
     yard_pool_destroy(s->pool);
-    free(s->block);
+    yard_pages_free(s->block, s->block_bytes);
     free(s);
 }
 
@@ -91,7 +91,8 @@ static yard_status open_stream(yard_stream *out, const yard_ops_config *config, 
     lay_out(&arena, s, n_threads);
     arena.size_bytes = arena.used_bytes;
     arena.used_bytes = 0;
-    arena.base = s->block = yard_alloc(arena.size_bytes);
+    s->block_bytes = arena.size_bytes;
+    arena.base = s->block = yard_pages_alloc(arena.size_bytes);
     if (!s->block) {
         st = yard_fail(err, YARD_ENOMEM, "cpu workspace: %zu bytes for %u threads",
                        arena.size_bytes, n_threads);

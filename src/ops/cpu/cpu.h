@@ -91,7 +91,8 @@ struct yard_stream_s {
     yard_ops_limits limits;
     cpu_scratch *scratch; /* [n_threads] */
     void *block;          /* memory under the scratch */
-    int32_t *list;        /* [max(max_tokens, max_experts) + 1] row or group numbers */
+    size_t block_bytes;
+    int32_t *list; /* [max(max_tokens, max_experts) + 1] row or group numbers */
     char description[128];
 };
 
