@@ -129,6 +129,8 @@ static yard_status take_events(answer_run *run, uint64_t id, yard_error *err)
                 st = take_token(run, events[i].token, err);
             if (st != YARD_OK)
                 return st;
+            if (events[i].finish == YARD_FINISH_ERROR)
+                return yard_fail(err, YARD_EFORMAT, "%s", yard_engine_error(run->config->engine));
             if (events[i].finish != YARD_RUNNING)
                 run->answer->finish = events[i].finish;
         }

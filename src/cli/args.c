@@ -1,11 +1,43 @@
 #include "cli/args.h"
 
+#include <assert.h>
+#include <stdlib.h>
+
+static error_t parse_short_help(int key, char *arg, struct argp_state *state)
+{
+    (void)arg;
+    if (key != 'h')
+        return ARGP_ERR_UNKNOWN;
+    argp_state_help(state, stdout, ARGP_HELP_STD_HELP);
+    return 0;
+}
+
+static const struct argp_option short_help_list[] = {
+    { NULL, 'h', NULL, OPTION_HIDDEN, NULL, 0 },
+    { 0 },
+};
+
+static const struct argp short_help = {
+    short_help_list, parse_short_help, NULL, NULL, NULL, NULL, NULL
+};
+
 void yard_cli_parse_args(const struct argp *argp, const char *name, int argc, char **argv,
                          void *input)
 {
+    enum { MAX_CHILDREN = 8 };
+    struct argp_child children[MAX_CHILDREN + 2] = { 0 }; /* those of argp, one more, the end */
+    struct argp with_help = *argp;
+    int n = 0;
+
+    for (; argp->children && argp->children[n].argp; n++) {
+        assert(n < MAX_CHILDREN);
+        children[n] = argp->children[n];
+    }
+    children[n].argp = &short_help;
+    with_help.children = children;
     argp_err_exit_status = YARD_EXIT_USAGE;
     argv[0] = (char *)name; /* argp and getopt show it, and write to none of argv's strings */
-    argp_parse(argp, argc, argv, 0, NULL, input);
+    argp_parse(&with_help, argc, argv, 0, NULL, input);
 }
 
 error_t yard_cli_parse_model(int key, char *arg, struct argp_state *state, const char **model)
@@ -44,4 +76,15 @@ float yard_cli_argp_f32(struct argp_state *state, const char *option, const char
     if (yard_cli_parse_f32(option, text, min, max, &value, &err) != YARD_OK)
         argp_error(state, "%s", err.message);
     return value;
+}
+
+const char *yard_cli_argp_cpu_variant(struct argp_state *state, const char *text)
+{
+    static const char *const names[] = { "c", "avx2" }; /* as the options' help tells */
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (!strcmp(text, names[i]))
+            return text;
+    argp_error(state, "--cpu-variant: want c or avx2, got '%s'", text);
+    return text;
 }

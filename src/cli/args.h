@@ -6,8 +6,8 @@
 
 #include "cli/cli.h"
 
-/* Parses with argp under the name "switchyard COMMAND" (name), which must be a string literal.
- * input goes to the parser of argp itself. */
+/* Parses with argp, and with -h for --help, under the name "switchyard COMMAND" (name), which must
+ * be a string literal. input goes to the parser of argp itself. */
 void yard_cli_parse_args(const struct argp *argp, const char *name, int argc, char **argv,
                          void *input);
 
@@ -19,5 +19,9 @@ uint64_t yard_cli_argp_u64(struct argp_state *state, const char *option, const c
                            uint64_t min, uint64_t max);
 float yard_cli_argp_f32(struct argp_state *state, const char *option, const char *text, float min,
                         float max);
+
+/* The name of one of the processor's variants; any other ends the program. Whether this processor
+ * has it is for the engine to say. */
+const char *yard_cli_argp_cpu_variant(struct argp_state *state, const char *text);
 
 #endif

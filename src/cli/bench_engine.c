@@ -3,12 +3,12 @@
  * A prefill row times b prompts from submission to the last first token, a decode row the steps in
  * which all b requests generate. Every sequence must get the ids that it got alone, on the first
  * number of threads: rows of a batch are independent of each other. */
-#include <argp.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "cli/args.h"
 #include "cli/bench.h"
 #include "engine/engine.h"
 
@@ -84,7 +84,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         a->exact = true;
         break;
     case KEY_VARIANT:
-        a->variant = arg;
+        a->variant = yard_cli_argp_cpu_variant(state, arg);
         break;
     case 'j':
         a->json = true;
@@ -451,9 +451,7 @@ int yard_bench_engine(int argc, char **argv)
     yard_status st;
     int rc;
 
-    argp_err_exit_status = YARD_EXIT_USAGE;
-    argv[0] = (char *)"switchyard bench engine";
-    argp_parse(&engine_argp, argc, argv, 0, NULL, &b.args);
+    yard_cli_parse_args(&engine_argp, "switchyard bench engine", argc, argv, &b.args);
     st = allocate(&b, &err);
     if (st == YARD_OK)
         yard_bench_print_head(b.args.json);

@@ -5,10 +5,12 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 int yard_cli_fail(const char *command, const yard_error *err)
 {
+    yard_cli_clear_bar();
     fprintf(stderr, "switchyard %s: %s\n", command,
             err->message[0] ? err->message : yard_status_name(err->status));
     return EXIT_FAILURE;
@@ -24,6 +26,23 @@ int yard_cli_usage(const char *command, const char *fmt, ...)
     va_end(args);
     fprintf(stderr, "; see 'switchyard %s --help'\n", command);
     return YARD_EXIT_USAGE;
+}
+
+yard_status yard_cli_check_model(const char *dir, yard_error *err)
+{
+    struct stat info;
+
+    if (stat(dir, &info) != 0)
+        return yard_fail(err, YARD_EIO, "%s: no such model directory%s%s", dir,
+                         errno == ENOENT ? "" : ": ", errno == ENOENT ? "" : strerror(errno));
+    if (!S_ISDIR(info.st_mode))
+        return yard_fail(err, YARD_EIO, "%s: want a model directory, found a file", dir);
+    return YARD_OK;
+}
+
+const char *yard_cli_input_name(const char *path)
+{
+    return strcmp(path, "-") ? path : "standard input";
 }
 
 static yard_status read_stream(FILE *in, const char *path, char **data, size_t *n_bytes,
@@ -60,7 +79,7 @@ yard_status yard_cli_read_all(const char *path, char **data, size_t *n_bytes, ya
     yard_status st;
 
     if (!strcmp(path, "-"))
-        return read_stream(stdin, "standard input", data, n_bytes, err);
+        return read_stream(stdin, yard_cli_input_name(path), data, n_bytes, err);
     in = fopen(path, "rb");
     if (!in)
         return yard_fail(err, YARD_EIO, "%s: cannot open: %s", path, strerror(errno));
@@ -141,10 +160,16 @@ yard_status yard_cli_parse_f32(const char *option, const char *text, float min, 
 
 int yard_cli_close_stdout(const char *command)
 {
-    if (fflush(stdout) != 0 || ferror(stdout)) {
-        fprintf(stderr, "switchyard %s: cannot write to standard output: %s\n", command,
-                strerror(errno));
-        return EXIT_FAILURE;
-    }
-    return EXIT_SUCCESS;
+    static bool told;
+    const int code = fflush(stdout) != 0 ? errno : 0;
+
+    if (!code && !ferror(stdout))
+        return EXIT_SUCCESS;
+    /* An earlier write may have failed for whatever reason: errno is only that of this one. */
+    yard_cli_clear_bar();
+    if (!told)
+        fprintf(stderr, "switchyard%s%s: cannot write to standard output%s%s\n",
+                *command ? " " : "", command, code ? ": " : "", code ? strerror(code) : "");
+    told = true;
+    return EXIT_FAILURE;
 }

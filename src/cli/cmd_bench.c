@@ -34,7 +34,7 @@ int yard_cmd_bench(int argc, char **argv)
         print_help(stderr);
         return YARD_EXIT_USAGE;
     }
-    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-?")) {
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "-?")) {
         print_help(stdout);
         return yard_cli_close_stdout("bench");
     }

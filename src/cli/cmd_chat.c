@@ -13,7 +13,8 @@
 enum { KEY_SYSTEM = 0x1000, KEY_TEMPLATE, KEY_RAW, KEY_JSON };
 
 typedef struct chat_args {
-    const char *model, *system, *template_name;
+    const char *model, *system;
+    const yard_chat_template *tpl; /* NULL: the model's */
     bool raw, json;
     yard_sampling_options sampling;
     yard_engine_config engine;
@@ -32,6 +33,7 @@ typedef struct chat {
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     chat_args *args = state->input;
+    yard_error err = { 0 };
 
     switch (key) {
     case ARGP_KEY_INIT:
@@ -42,7 +44,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         args->system = arg;
         return 0;
     case KEY_TEMPLATE:
-        args->template_name = arg;
+        if (yard_chat_template_find(&args->tpl, NULL, arg, &err) != YARD_OK)
+            argp_error(state, "%s", err.message);
         return 0;
     case KEY_RAW:
         args->raw = true;
@@ -51,7 +54,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         args->json = true;
         return 0;
     case ARGP_KEY_SUCCESS:
-        if (args->raw && (args->system || args->template_name))
+        if (args->raw && (args->system || args->tpl))
             argp_error(state, "--raw goes without --system and --chat-template");
         if (args->system && !yard_utf8_valid(args->system, strlen(args->system), NULL))
             argp_error(state, "--system: not UTF-8");
@@ -85,8 +88,9 @@ static const struct argp chat_argp = {
            "generation_config.json; --max-tokens from the context. Without --seed a seed is drawn."
            "\vIn a terminal Ctrl-C stops the running answer, what was said so far stays; /reset "
            "forgets the conversation, /quit or Ctrl-D ends. Otherwise every line of standard input "
-           "is one turn (empty lines are skipped), the answers follow each other, and the first "
-           "error ends. When the conversation outgrows the context, its oldest turns are dropped, "
+           "is one turn, also /reset and /quit (only empty lines are skipped), the answers follow "
+           "each other, and the first error ends. When the conversation outgrows the context, its "
+           "oldest turns are dropped, "
            "with a note; the system message stays.\n\n"
            "Examples:\n"
            "  switchyard chat models/demo\n"
@@ -263,9 +267,9 @@ static int converse(chat *c)
 
         if (n_bytes == 0)
             continue;
-        if (!strcmp(line, "/quit"))
+        if (c->terminal && !strcmp(line, "/quit"))
             break;
-        if (!strcmp(line, "/reset"))
+        if (c->terminal && !strcmp(line, "/reset"))
             st = reset(c, &err);
         else
             st = take_turn(c, line, n_bytes, &err);
@@ -303,12 +307,15 @@ static yard_status prepare_sampling(chat_args *args, yard_error *err)
 static yard_status open_chat(chat *c, yard_error *err)
 {
     yard_engine_stats stats;
-    yard_status st = prepare_sampling(&c->args, err);
+    yard_status st = yard_cli_check_model(c->args.model, err);
 
     if (st == YARD_OK)
+        st = prepare_sampling(&c->args, err);
+    if (st == YARD_OK)
         st = yard_cli_load_tokenizer(&c->tok, c->args.model, true, err);
-    if (st == YARD_OK && !c->args.raw)
-        st = yard_chat_template_find(&c->tpl, c->tok, c->args.template_name, err);
+    c->tpl = c->args.tpl;
+    if (st == YARD_OK && !c->args.raw && !c->tpl)
+        st = yard_chat_template_find(&c->tpl, c->tok, NULL, err);
     if (st != YARD_OK)
         return st;
     c->messages = json_array();

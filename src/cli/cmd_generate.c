@@ -69,9 +69,10 @@ static const struct argp generate_argp = {
 static yard_status prepare(const generate_args *args, yard_tokenizer **tok, yard_engine **engine,
                            int32_t **ids, size_t *n_ids, yard_error *err)
 {
-    yard_status st =
-        yard_cli_load_tokenizer(tok, args->model, yard_prompt_is_text(&args->prompt), err);
+    yard_status st = yard_cli_check_model(args->model, err);
 
+    if (st == YARD_OK)
+        st = yard_cli_load_tokenizer(tok, args->model, yard_prompt_is_text(&args->prompt), err);
     if (st == YARD_OK)
         st = yard_prompt_read(&args->prompt, *tok, ids, n_ids, err);
     if (st == YARD_OK)

@@ -166,7 +166,7 @@ static void print_model(const yard_model_config *c)
         printf("  weights      FP8 e4m3 in blocks of %u x %d%s\n", c->block_rows, YARD_GROUP,
                c->ue8m0 ? ", scales are powers of two" : "");
     else
-        printf("  weights      16 bits\n");
+        printf("  weights      %u bits\n", 8 * c->plain_bytes);
 }
 
 static void print_counts(const yard_model_config *c, const yard_param_count *n)
@@ -225,6 +225,10 @@ static void print_layout(yard_layout l, const yard_rank_memory *ranks, rank_summ
     else
         printf("  weights      %s to %s a rank\n", bytes_text(s.min_bytes, min),
                bytes_text(s.max_bytes, max));
+    if (l.tp > 1)
+        printf(
+            "  of TP        q_b, o and dense MLPs are cut; q_a, kv_a, kv_b and shared experts are "
+            "whole on every rank\n");
     print_ranks(ranks, l.ep, args->all_ranks, has_mtp);
 }
 

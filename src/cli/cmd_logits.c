@@ -176,8 +176,10 @@ static yard_status score(logits_args *args, yard_tokenizer **tok, yard_engine **
 {
     int32_t *ids = NULL;
     size_t n_ids = 0;
-    yard_status st = YARD_OK;
+    yard_status st = yard_cli_check_model(args->model, err);
 
+    if (st != YARD_OK)
+        return st;
     if (!args->json || yard_prompt_is_text(&args->prompt))
         st = yard_cli_load_tokenizer(tok, args->model, yard_prompt_is_text(&args->prompt), err);
     if (st == YARD_OK)

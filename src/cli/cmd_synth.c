@@ -1,5 +1,7 @@
 /* switchyard synth: a checkpoint with random weights. */
 #include <inttypes.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -23,10 +25,34 @@ enum { UNSET = UINT32_MAX, MAX_THREADS = 4096, MAX_LAYERS = 1024 };
 
 typedef struct synth_args {
     const char *arch, *config_path, *dir;
+    yard_model_config dimensions;      /* of arch */
     uint32_t n_layers, n_dense_layers; /* UNSET: not given */
     bool mtp, ue8m0;
     yard_synth_options options;
 } synth_args;
+
+enum { EXIT_SIGNALLED = 128 }; /* and the signal's number, as shells have it */
+
+static atomic_int stop_signal; /* 0: none came */
+
+static void on_stop(int signal_number)
+{
+    atomic_store_explicit(&stop_signal, signal_number, memory_order_relaxed);
+}
+
+/* Signals that would end the program in the midst of a shard. One that is ignored stays so (nohup).
+ * Progress that nobody reads any more is no reason to stop. */
+static void catch_signals(void)
+{
+    static const int signals[] = { SIGINT, SIGTERM, SIGHUP };
+    struct sigaction action = { .sa_handler = on_stop, .sa_flags = SA_RESTART }, old;
+
+    sigemptyset(&action.sa_mask);
+    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
+        if (sigaction(signals[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+            sigaction(signals[i], &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
 
 static void check_args(const synth_args *args, struct argp_state *state)
 {
@@ -36,15 +62,22 @@ static void check_args(const synth_args *args, struct argp_state *state)
         argp_error(state, "want one of --arch and --config");
     if (args->arch && args->n_layers == UNSET)
         argp_error(state, "want --layers N with --arch");
+    if (args->n_layers != UNSET && args->n_dense_layers != UNSET &&
+        args->n_dense_layers > args->n_layers)
+        argp_error(state, "--dense-layers: want at most %u layers, got %u", args->n_layers,
+                   args->n_dense_layers);
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     synth_args *args = state->input;
+    yard_error err = { 0 };
 
     switch (key) {
     case KEY_ARCH:
         args->arch = arg;
+        if (yard_synth_dimensions(&args->dimensions, arg, &err) != YARD_OK)
+            argp_error(state, "%s", err.message);
         return 0;
     case KEY_CONFIG:
         args->config_path = arg;
@@ -108,8 +141,8 @@ static const struct argp synth_argp = {
     .doc = "Writes a checkpoint with random weights in the published format: config.json, "
            "safetensors shards, their index."
            "\vIt is for measuring and testing: its output is noise. It has no tokenizer, so "
-           "generate and logits take --ids with it. If writing fails, what was written is "
-           "removed.\n\n"
+           "generate and logits take --ids with it. If writing fails, or Ctrl-C or another "
+           "signal stops it (exit code 128 + its number), what was written is removed.\n\n"
            "Examples:\n"
            "  switchyard synth --arch deepseek-v3 --layers 4 --dense-layers 1 --out /data/v3-4\n"
            "  switchyard synth --config models/demo/config.json --seed 7 --out /tmp/small\n",
@@ -121,11 +154,14 @@ static yard_status read_dimensions(const synth_args *args, yard_model_config *c,
     size_t n_bytes = 0;
     yard_status st;
 
-    if (args->arch)
-        return yard_synth_dimensions(c, args->arch, err);
+    if (args->arch) {
+        *c = args->dimensions;
+        return YARD_OK;
+    }
     st = yard_cli_read_all(args->config_path, &text, &n_bytes, err);
     if (!st)
-        st = yard_model_config_parse(c, text, n_bytes, args->config_path, yard_cli_notify(), err);
+        st = yard_model_config_parse(c, text, n_bytes, yard_cli_input_name(args->config_path),
+                                     yard_cli_notify(), err);
     free(text);
     /* A file that leaves the end ids to generation_config.json: any id serves noise. */
     if (!st && c->n_eos == 0)
@@ -157,7 +193,7 @@ int yard_cmd_synth(int argc, char **argv)
 {
     synth_args args = { .n_layers = UNSET,
                         .n_dense_layers = UNSET,
-                        .options = { .n_threads = yard_cpu_count() } };
+                        .options = { .n_threads = yard_cpu_count(), .cancelled = &stop_signal } };
     yard_model_config c;
     yard_error err = { 0 };
     yard_status st;
@@ -166,9 +202,13 @@ int yard_cmd_synth(int argc, char **argv)
     st = read_dimensions(&args, &c, &err);
     if (!st)
         st = apply_options(&args, &c, &err);
+    catch_signals(); /* not before: nothing that has to be removed */
     if (!st)
         st = yard_synth_write(args.dir, &c, &args.options, yard_cli_notify(), &err);
-    if (st)
-        return yard_cli_fail("synth", &err);
+    if (st) {
+        const int stopped = st == YARD_EAGAIN ? atomic_load(&stop_signal) : 0;
+        yard_cli_fail("synth", &err);
+        return stopped ? EXIT_SIGNALLED + stopped : EXIT_FAILURE;
+    }
     return yard_cli_close_stdout("synth");
 }

@@ -6,14 +6,19 @@
 #include "cli/print_text.h"
 
 typedef struct arguments {
-    const char *model, *messages, *chat_template;
+    const char *model, *messages;
+    const yard_chat_template *chat_template; /* NULL: the model's */
     bool no_generation_prompt, json;
 } arguments;
 
 static const char doc[] =
     "Writes chat messages as the prompt text that a model reads.\v"
     "FILE holds a JSON array of messages {\"role\", \"content\", \"tool_calls\"}; - is standard "
-    "input. The text is written exactly, without a line end of its own.\n\n"
+    "input. The text is written exactly, without a line end of its own. Members that no template "
+    "reads, such as \"name\", are ignored with a warning; null and what servers put beside their "
+    "answers (\"refusal\", \"annotations\", \"audio\", \"reasoning_content\", \"tool_call_id\") "
+    "without "
+    "one.\n\n"
     "Examples:\n"
     "  switchyard template models/demo --messages chat.json\n"
     "  echo '[{\"role\":\"user\",\"content\":\"Hello\"}]' |\n"
@@ -34,6 +39,7 @@ static const struct argp_option options[] = {
 static error_t parse_option(int key, char *arg, struct argp_state *state)
 {
     arguments *args = state->input;
+    yard_error err = { 0 };
 
     switch (key) {
     case 'm':
@@ -43,7 +49,8 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         args->no_generation_prompt = true;
         return 0;
     case OPTION_CHAT_TEMPLATE:
-        args->chat_template = arg;
+        if (yard_chat_template_find(&args->chat_template, NULL, arg, &err) != YARD_OK)
+            argp_error(state, "%s", err.message);
         return 0;
     case 'j':
         args->json = true;
@@ -55,19 +62,23 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
 
 static yard_status run(const arguments *args, yard_error *err)
 {
-    const yard_chat_template *tpl = NULL;
+    const yard_chat_template *tpl = args->chat_template;
     yard_tokenizer *tok = NULL;
     char *messages = NULL, *text = NULL;
     size_t n_messages = 0, n_text = 0;
-    yard_status st = yard_tokenizer_load(&tok, args->model, yard_cli_notify(), err);
+    yard_status st = yard_cli_check_model(args->model, err);
 
     if (st == YARD_OK)
-        st = yard_chat_template_find(&tpl, tok, args->chat_template, err);
+        st = yard_tokenizer_load(&tok, args->model, yard_cli_notify(), err);
+    if (st == YARD_OK && !tpl)
+        st = yard_chat_template_find(&tpl, tok, NULL, err);
     if (st == YARD_OK)
         st = yard_cli_read_all(args->messages, &messages, &n_messages, err);
     if (st == YARD_OK)
         st = yard_chat_template_render(tpl, tok, messages, n_messages, !args->no_generation_prompt,
                                        &text, &n_text, err);
+    if (st == YARD_OK)
+        yard_chat_messages_warn_unread(messages, n_messages, yard_cli_notify());
     if (st == YARD_OK)
         st = yard_cli_print_text(text, n_text, args->json, err);
     free(text);

@@ -96,7 +96,9 @@ int yard_cmd_tokenize(int argc, char **argv)
     yard_cli_parse_args(&argp, "switchyard tokenize", argc, argv, &args);
     if (args.plain && args.decode)
         return yard_cli_usage("tokenize", "--plain is about text, --decode reads ids");
-    st = yard_tokenizer_load(&tok, args.model, yard_cli_notify(), &err);
+    st = yard_cli_check_model(args.model, &err);
+    if (st == YARD_OK)
+        st = yard_tokenizer_load(&tok, args.model, yard_cli_notify(), &err);
     if (st == YARD_OK)
         st = yard_cli_read_all("-", &input, &n_input, &err);
     if (st == YARD_OK)

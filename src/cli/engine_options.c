@@ -11,6 +11,7 @@ enum {
     KEY_THREADS,
     KEY_CPU_VARIANT,
     KEY_MAX_BATCH_TOKENS,
+    KEY_KV_TOKENS,
     KEY_TEMPERATURE,
     KEY_TOP_K,
     KEY_TOP_P,
@@ -51,11 +52,14 @@ static error_t parse_engine(int key, char *arg, struct argp_state *state)
         config->n_threads = (uint32_t)yard_cli_argp_u64(state, "--threads", arg, 1, MAX_THREADS);
         return 0;
     case KEY_CPU_VARIANT:
-        config->cpu_variant = arg;
+        config->cpu_variant = yard_cli_argp_cpu_variant(state, arg);
         return 0;
     case KEY_MAX_BATCH_TOKENS:
         config->max_tokens =
             (uint32_t)yard_cli_argp_u64(state, "--max-batch-tokens", arg, 1, MAX_BATCH_TOKENS);
+        return 0;
+    case KEY_KV_TOKENS:
+        config->kv_tokens = yard_cli_argp_u64(state, "--kv-tokens", arg, 1, INT32_MAX);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -69,6 +73,10 @@ static const struct argp_option engine_option_list[] = {
       0 },
     { "max-batch-tokens", KEY_MAX_BATCH_TOKENS, "N", 0,
       "Rows of one step; a longer prompt is computed in chunks (default 512)", 0 },
+    { "kv-tokens", KEY_KV_TOKENS, "N", 0,
+      "Tokens the KV cache holds: prompt and answer (default: the model's context, or what 2 GB "
+      "hold)",
+      0 },
     { 0 },
 };
 
@@ -106,6 +114,8 @@ static void add_stop(yard_sampling_options *options, const char *arg, struct arg
 {
     if (!arg[0])
         argp_error(state, "--stop: want some text");
+    if (!yard_utf8_valid(arg, strlen(arg), NULL))
+        argp_error(state, "--stop: not UTF-8");
     options->stop = grow(state, options->stop, options->n_stop, sizeof(options->stop[0]));
     options->stop[options->n_stop++] = arg;
 }
@@ -223,6 +233,8 @@ void yard_sampling_options_default(yard_sampling_options *options,
         s->presence_penalty = d->presence_penalty;
     if (!options->frequency_given)
         s->frequency_penalty = d->frequency_penalty;
+    options->n_stop_token = options->ignore_eos ? 0 : defaults->n_eos;
+    memcpy(options->stop_token, defaults->eos, sizeof(options->stop_token));
 }
 
 yard_request yard_sampling_options_request(const yard_sampling_options *options, const int32_t *ids,
@@ -237,6 +249,8 @@ yard_request yard_sampling_options_request(const yard_sampling_options *options,
     request.bias = options->bias;
     request.n_bias = options->n_bias;
     request.ignore_eos = options->ignore_eos;
+    request.stop_token = options->stop_token;
+    request.n_stop_token = options->n_stop_token;
     return request;
 }
 
@@ -247,6 +261,8 @@ static void check_prompt(const yard_prompt_options *o, struct argp_state *state)
     int32_t *ids = NULL;
     size_t n_ids = 0;
 
+    if (o->text && !yard_utf8_valid(o->text, strlen(o->text), NULL))
+        argp_error(state, "--prompt: not UTF-8");
     if (n_given != 1)
         argp_error(state, "want one of --prompt, --prompt-file, --ids and --ids-file, got %d",
                    n_given);
@@ -327,7 +343,7 @@ yard_status yard_prompt_read(const yard_prompt_options *options, const yard_toke
         free(*ids);
         *ids = NULL;
         st = yard_fail(err, YARD_EINVAL, "%s: empty; want at least one token",
-                       path ? path : "prompt");
+                       path ? yard_cli_input_name(path) : "prompt");
     }
     return st;
 }

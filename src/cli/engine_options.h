@@ -24,6 +24,8 @@ typedef struct yard_sampling_options {
     yard_logit_bias *bias; /* [n_bias] */
     const char **stop;     /* [n_stop], strings of argv */
     uint32_t n_bias, n_stop;
+    int32_t stop_token[YARD_MAX_EOS]; /* generation_config.json's, for chat */
+    uint32_t n_stop_token;
 } yard_sampling_options;
 
 /* Input: a yard_sampling_options, which the parser initialises. */

@@ -1,6 +1,9 @@
 /* switchyard: one program, one command a file (cmd_<name>.c). */
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "cli/cli.h"
 
@@ -35,23 +38,48 @@ static void print_help(FILE *to)
                 "Exit codes: 0 done, 1 failed, 2 wrong usage.\n");
 }
 
+static const char *running = ""; /* the command's name, for check_stdout */
+
+/* Whatever ends the program, --help within argp included, has its output written or fails. */
+static void check_stdout(void)
+{
+    if (yard_cli_close_stdout(running) != EXIT_SUCCESS)
+        _exit(EXIT_FAILURE);
+}
+
+/* A file that is opened must not take the place of a closed standard stream: messages would go
+ * into it. The wrong direction keeps the stream's use an error. */
+static void fill_standard_fds(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0)
+            open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
 int main(int argc, char **argv)
 {
+    fill_standard_fds();
+    signal(SIGXFSZ, SIG_IGN); /* a limit on the size of files is a failed write, told as one */
+    if (atexit(check_stdout) != 0)
+        return EXIT_FAILURE;
     if (argc < 2) {
         print_help(stderr);
         return YARD_EXIT_USAGE;
     }
-    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-?") || !strcmp(argv[1], "help")) {
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "-?") ||
+        !strcmp(argv[1], "help")) {
         print_help(stdout);
-        return yard_cli_close_stdout("help");
+        return EXIT_SUCCESS; /* unless check_stdout has something to say */
     }
     if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V")) {
         printf("switchyard %s\n", YARD_VERSION);
-        return yard_cli_close_stdout("version");
+        return EXIT_SUCCESS;
     }
     for (int i = 0; i < N_COMMANDS; i++)
-        if (!strcmp(argv[1], commands[i].name))
+        if (!strcmp(argv[1], commands[i].name)) {
+            running = commands[i].name;
             return commands[i].run(argc - 1, argv + 1);
+        }
     fprintf(stderr, "switchyard: no command '%s'; 'switchyard --help' lists them\n", argv[1]);
     return YARD_EXIT_USAGE;
 }

@@ -6,15 +6,26 @@
 
 enum { BAR_CELLS = 30, TERMINAL_PERIOD_US = 100000, LINE_PERIOD_US = 5000000 };
 
+enum { BAR_COLUMNS = BAR_CELLS + 24 };
+
 static struct {
     uint64_t last_us; /* when something was last shown; 0: nothing of this stage yet */
     uint64_t begin_us;
     bool shown;
+    bool bar; /* one is on the terminal now */
 } state;
+
+void yard_cli_clear_bar(void)
+{
+    if (state.bar)
+        fprintf(stderr, "\r%*s\r", BAR_COLUMNS, "");
+    state.bar = false;
+}
 
 static void warn(void *ctx, const char *line)
 {
     (void)ctx;
+    yard_cli_clear_bar();
     fprintf(stderr, "switchyard: %s\n", line);
 }
 
@@ -24,8 +35,9 @@ static void draw_bar(const char *what, uint64_t done, uint64_t total)
 
     fprintf(stderr, "\r%-12s [%.*s%*s] %3.0f%%", what, filled, "##############################",
             BAR_CELLS - filled, "", total ? 100.0 * (double)done / (double)total : 100.0);
+    state.bar = true;
     if (done == total)
-        fprintf(stderr, "\r%*s\r", BAR_CELLS + 24, "");
+        yard_cli_clear_bar();
 }
 
 /* Nothing is shown for a stage that ends within the first period. */

@@ -76,7 +76,7 @@ static void list_names(char *out, size_t max_bytes)
 yard_status yard_chat_template_find(const yard_chat_template **out, const yard_tokenizer *tok,
                                     const char *name, yard_error *err)
 {
-    const char *text = yard_tokenizer_chat_template(tok);
+    const char *text = name ? NULL : yard_tokenizer_chat_template(tok);
     char hash[SHA256_DIGEST_STRING_LENGTH], names[256];
 
     list_names(names, sizeof(names));

@@ -8,8 +8,9 @@
 typedef struct yard_chat_template yard_chat_template; /* static; nothing to free */
 
 /* The encoder for this tokenizer's template. name NULL: by the hash of its template string;
- * otherwise by name ("demo", "deepseek-v3", "deepseek-r1", ..). Errors: YARD_ENOTSUP with the hash
- * and the known names; YARD_EFORMAT when the checkpoint has no template. */
+ * otherwise by name ("demo", "deepseek-v3", "deepseek-r1", ..), and tok may be NULL. Errors:
+ * YARD_ENOTSUP with the hash and the known names; YARD_EFORMAT when the checkpoint has no template.
+ */
 yard_status yard_chat_template_find(const yard_chat_template **out, const yard_tokenizer *tok,
                                     const char *name, yard_error *err);
 const char *yard_chat_template_name(const yard_chat_template *tpl);
@@ -20,5 +21,13 @@ yard_status yard_chat_template_render(const yard_chat_template *tpl, const yard_
                                       const char *messages_json, size_t n_bytes,
                                       bool add_generation_prompt, char **text, size_t *n_text,
                                       yard_error *err);
+
+/* What a render of these messages left out without saying: one warning for the name of each member
+ * that no template reads. Members that say nothing to a model are left out silently: null, and what
+ * servers put beside their answers ("refusal", "annotations", "audio", "reasoning_content",
+ * "tool_call_id"; of a call "id" and "index"). For messages that were rendered; warns of nothing
+ * when they are not JSON or memory ran out. */
+void yard_chat_messages_warn_unread(const char *messages_json, size_t n_bytes,
+                                    const yard_notify *notify);
 
 #endif

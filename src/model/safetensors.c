@@ -59,10 +59,12 @@ static yard_status read_header(image *im, size_t n_bytes, json_t **header)
 static yard_status read_dtype(const image *im, yard_tensor *t, const json_t *value)
 {
     const char *name = json_string_value(value);
+    char what[YARD_JSON_DESCRIBE_BYTES];
 
     if (!name)
-        return yard_fail(im->err, YARD_EFORMAT, "%s: tensor '%.200s': dtype: want a string, %s",
-                         im->file, t->name, value ? "found another type" : "found none");
+        return yard_fail(im->err, YARD_EFORMAT,
+                         "%s: tensor '%.200s': dtype: want a string, found %s", im->file, t->name,
+                         yard_json_describe(value, what));
     for (int i = 0; i < N_DTYPES; i++) {
         if (strcmp(dtypes[i].name, name) != 0)
             continue;
@@ -79,18 +81,19 @@ static yard_status read_shape(const image *im, yard_tensor *t, const json_t *val
 {
     const size_t n_dims = json_array_size(value);
     uint64_t n_bytes = yard_dtype_bytes(t->dtype);
+    char what[YARD_JSON_DESCRIBE_BYTES];
 
     if (!json_is_array(value) || n_dims > YARD_MAX_DIMS)
         return yard_fail(im->err, YARD_EFORMAT,
                          "%s: tensor '%.200s': shape: want a list of at most %d sizes, found %s",
-                         im->file, t->name, YARD_MAX_DIMS, value ? "another" : "none");
+                         im->file, t->name, YARD_MAX_DIMS, yard_json_describe(value, what));
     for (size_t i = 0; i < n_dims; i++) {
         const json_t *dim = json_array_get(value, i);
         const json_int_t n = json_integer_value(dim);
         if (!json_is_integer(dim) || n < 0)
             return yard_fail(im->err, YARD_EFORMAT,
-                             "%s: tensor '%.200s': shape[%zu]: want a whole number", im->file,
-                             t->name, i);
+                             "%s: tensor '%.200s': shape[%zu]: want a whole number, found %s",
+                             im->file, t->name, i, yard_json_describe(dim, what));
         t->shape[i] = (uint64_t)n;
         if (__builtin_mul_overflow(n_bytes, (uint64_t)n, &n_bytes))
             return yard_fail(im->err, YARD_EFORMAT,
@@ -102,6 +105,22 @@ static yard_status read_shape(const image *im, yard_tensor *t, const json_t *val
     return YARD_OK;
 }
 
+static yard_status fail_offsets(const image *im, const yard_tensor *t, const json_t *value)
+{
+    char first[YARD_JSON_DESCRIBE_BYTES], second[YARD_JSON_DESCRIBE_BYTES];
+
+    if (json_array_size(value) != 2)
+        return yard_fail(im->err, YARD_EFORMAT,
+                         "%s: tensor '%.200s': data_offsets: want [begin, end] with begin <= end, "
+                         "found %s",
+                         im->file, t->name, yard_json_describe(value, first));
+    return yard_fail(im->err, YARD_EFORMAT,
+                     "%s: tensor '%.200s': data_offsets: want [begin, end] with begin <= end, "
+                     "found [%s, %s]",
+                     im->file, t->name, yard_json_describe(json_array_get(value, 0), first),
+                     yard_json_describe(json_array_get(value, 1), second));
+}
+
 static yard_status read_offsets(const image *im, entry *e, const json_t *value)
 {
     const yard_tensor *t = &e->tensor;
@@ -110,9 +129,7 @@ static yard_status read_offsets(const image *im, entry *e, const json_t *value)
 
     if (json_array_size(value) != 2 || !json_is_integer(begin) || !json_is_integer(end) ||
         from < 0 || to < from)
-        return yard_fail(im->err, YARD_EFORMAT,
-                         "%s: tensor '%.200s': data_offsets: want [begin, end] with begin <= end",
-                         im->file, t->name);
+        return fail_offsets(im, t, value);
     if ((uint64_t)to > im->data_bytes)
         return yard_fail(im->err, YARD_EFORMAT,
                          "%s: tensor '%.200s': data_offsets: want an end of at most %llu (the "
@@ -131,13 +148,14 @@ static yard_status read_offsets(const image *im, entry *e, const json_t *value)
 static yard_status read_entry(const image *im, entry *e, const char *name, const json_t *value)
 {
     yard_tensor *t = &e->tensor;
+    char what[YARD_JSON_DESCRIBE_BYTES];
     yard_status st;
 
     t->name = name;
     t->file = im->file;
     if (!json_is_object(value))
-        return yard_fail(im->err, YARD_EFORMAT, "%s: tensor '%.200s': want an object", im->file,
-                         name);
+        return yard_fail(im->err, YARD_EFORMAT, "%s: tensor '%.200s': want an object, found %s",
+                         im->file, name, yard_json_describe(value, what));
     st = read_dtype(im, t, json_object_get(value, "dtype"));
     if (!st)
         st = read_shape(im, t, json_object_get(value, "shape"));

@@ -32,6 +32,7 @@ typedef struct writer {
     const char *dir;
     const yard_model_config *c;
     const yard_notify *notify;
+    const atomic_int *cancelled; /* may be NULL */
     uint64_t seed;
     yard_synth_gaussian gaussian;
     yard_synth_plan plan;
@@ -59,6 +60,20 @@ static yard_status fail_write(const writer *w, const char *name, int code)
     return yard_fail(w->err, YARD_EIO,
                      "%s/%s: cannot write: %s; the checkpoint needs %" PRIu64 " bytes in all",
                      w->dir, name, strerror(code), w->plan.total_bytes);
+}
+
+static bool is_cancelled(const writer *w)
+{
+    return w->cancelled && atomic_load_explicit(w->cancelled, memory_order_relaxed);
+}
+
+static yard_status check_cancelled(const writer *w)
+{
+    if (!is_cancelled(w))
+        return YARD_OK;
+    return yard_fail(w->err, YARD_EAGAIN,
+                     "%s: stopped after %" PRIu64 " of %" PRIu64 " bytes, which were removed",
+                     w->dir, w->done_bytes, w->plan.total_bytes);
 }
 
 /* errno, or 0. */
@@ -175,7 +190,7 @@ static void write_piece(void *ctx, uint32_t task_idx, uint32_t thread_idx)
     yard_synth_source source;
     int code;
 
-    if (atomic_load_explicit(&w->error_code, memory_order_relaxed))
+    if (is_cancelled(w) || atomic_load_explicit(&w->error_code, memory_order_relaxed))
         return;
     yard_synth_source_init(&source, &w->gaussian, w->seed, t->name, t->dtype, t->mean, t->sigma);
     if (t->is_scale)
@@ -189,12 +204,16 @@ static void write_piece(void *ctx, uint32_t task_idx, uint32_t thread_idx)
 
 static yard_status run_batch(writer *w, const char *name, uint32_t n_pieces)
 {
+    yard_status st;
     int code;
 
     yard_pool_run(w->pool, write_piece, w, n_pieces);
     code = atomic_load_explicit(&w->error_code, memory_order_relaxed);
     if (code)
         return fail_write(w, name, code);
+    st = check_cancelled(w); /* some pieces may be missing */
+    if (st)
+        return st;
     for (uint32_t i = 0; i < n_pieces; i++)
         w->done_bytes += w->pieces[i].n * yard_dtype_bytes(w->pieces[i].tensor->dtype);
     yard_progress(w->notify, "write", w->done_bytes, w->plan.total_bytes);
@@ -384,6 +403,7 @@ yard_status yard_synth_write(const char *dir, const yard_model_config *c,
     w->c = c;
     w->notify = notify;
     w->seed = options->seed;
+    w->cancelled = options->cancelled;
     w->dir_fd = w->fd = -1;
     w->err = err;
     st = start(w, options);
@@ -393,6 +413,8 @@ yard_status yard_synth_write(const char *dir, const yard_model_config *c,
         has_index = true;
         st = write_index(w);
     }
+    if (!st)
+        st = check_cancelled(w);
     /* Last: a directory without config.json is no model, whatever ended this program. */
     if (!st)
         st = write_config(w);

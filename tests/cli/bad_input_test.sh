@@ -99,6 +99,15 @@ printf '{"hidden_size": ' >"$dir/bad/config.json"
 refused "config.json: bad JSON at byte"
 rm "$dir/bad/config.json"
 refused "$dir/bad/config.json: cannot open: No such file or directory"
+spoil
+sed -i 's/"hidden_size": 256/"hidden_size": 256.0/' "$dir/bad/config.json"
+refused "config.json: hidden_size: want a whole number from 1 to 131072, found 256.0"
+# a field of what is not implemented is not unknown: no warning before the error
+spoil
+sed -i 's/"type": "yarn"/"type": "linear"/' "$dir/bad/config.json"
+grep -q '"linear"' "$dir/bad/config.json" ||
+    sed -i 's/"rope_scaling": null/"rope_scaling": {"type": "linear", "factor": 2}/' "$dir/bad/config.json"
+refused "rope_scaling.rope_type: only 'yarn' and 'default' are implemented, found 'linear'"
 
 [ "$n_failed" -eq 0 ] || exit 1
 echo "bad input: ok"

@@ -36,7 +36,9 @@ expect 2 $model --no-such-option
 expect 0 --help
 grep -q 'Usage: switchyard chat' "$dir/out" || fail "--help: no usage line"
 expect 1 "$dir/nowhere"
-expect 1 $model --chat-template no-such-template
+expect 2 $model --chat-template no-such-template
+grep -qF "'no-such-template' is not known; known: demo, deepseek-v3" "$dir/err" ||
+    fail "an unknown template: $(cat "$dir/err")"
 printf 'a\377b\n' >"$dir/in"
 expect 1 $model
 python3 -c 'print("horse " * 5000)' >"$dir/in"
@@ -49,14 +51,24 @@ horse=$(cat "$dir/out")
 question='<｜begin▁of▁sentence｜><｜User｜>What is a horse?<｜Assistant｜>'
 same "chat and generate" "$horse" "$("$SWITCHYARD" generate $model --prompt "$question")"
 
-printf 'What is a horse?\n\nWhat are mice?\n/reset\nWhat is a horse?\n/quit\nnever read\n' >"$dir/in"
+printf 'What is a horse?\n\nWhat are mice?\n' >"$dir/in"
 expect 0 $model --temperature 0
-same "three answers" "$(wc -l <"$dir/out")" 3
+same "two answers" "$(wc -l <"$dir/out")" 2
 same "the first answer" "$(sed -n 1p "$dir/out")" "$horse"
-same "the first answer, after /reset" "$(sed -n 3p "$dir/out")" "$horse"
 second="${question}$horse<｜end▁of▁sentence｜><｜User｜>What are mice?<｜Assistant｜>"
 same "the second answer knows the first" "$(sed -n 2p "$dir/out")" \
     "$("$SWITCHYARD" generate $model --prompt "$second")"
+
+# commands are a terminal's: in a pipe they are text like any other
+printf '/reset\n/quit\nWhat is a horse?\n' >"$dir/in"
+expect 0 $model --temperature 0 --json --max-tokens 3
+same "/reset and /quit in a pipe are turns" "$(wc -l <"$dir/out")" 3
+printf '/reset\n' >"$dir/in"
+expect 0 $model --temperature 0 --max-tokens 3
+same "/reset in a pipe" "$(cat "$dir/out")" "$("$SWITCHYARD" generate $model --max-tokens 3 \
+    --prompt '<｜begin▁of▁sentence｜><｜User｜>/reset<｜Assistant｜>')"
+"$SWITCHYARD" chat --help | tr -s ' \n' ' ' | grep -q 'also /reset and /quit' ||
+    fail "--help does not tell where commands are known"
 
 printf 'What is a horse?\nWhat are mice?' >"$dir/in"
 expect 0 $model --temperature 0 --json
@@ -107,7 +119,8 @@ same "answers of a long conversation" "$(grep -c '' "$dir/out")" 4
 grep -q 'oldest turn' "$dir/err" || fail "no note about dropped turns: $(cat "$dir/err")"
 
 # ---- a terminal: Ctrl-C stops the answer, not the program ----
-python3 - "$SWITCHYARD" $model <<'PY' || fail "the terminal"
+for end in '\x04' '/quit\n'; do
+python3 - "$SWITCHYARD" $model "$end" <<'PY' || fail "the terminal"
 import os, pty, select, sys, time
 
 pid, fd = pty.fork()
@@ -136,9 +149,10 @@ until(b"/quit or Ctrl-D")
 until(b"> ")
 os.write(fd, b"/reset\n")
 until(b"> ")
-os.write(fd, b"\x04")     # Ctrl-D
+os.write(fd, sys.argv[3].encode().decode("unicode_escape").encode()) # Ctrl-D, or a command
 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 assert status == 0, status
 PY
+done
 
 [ "$n_failed" -eq 0 ] || { echo "$n_failed failed" >&2; exit 1; }

@@ -69,6 +69,15 @@ printf 'a\xffb' >"$dir/bad.txt"
 : >"$dir/empty.txt"
 python3 -c 'print(",".join(["5"] * 5000))' >"$dir/long.ids"
 expect 1 "$dir/nowhere" --prompt x
+grep -qx "switchyard generate: $dir/nowhere: no such model directory" "$dir/err" ||
+    fail "no model directory: $(cat "$dir/err")"
+expect 1 "$dir/empty.txt" --prompt x
+grep -q "empty.txt: want a model directory, found a file" "$dir/err" ||
+    fail "a file as the model: $(cat "$dir/err")"
+long=$(printf '%0200d/' 1 2 3 4 5 6)
+expect 1 $model --prompt-file "$dir/$long/none"
+grep -q "generate: $dir/0.*\[\.\.\]0.*/none: cannot open: No such file or directory$" "$dir/err" ||
+    fail "a long path: $(cat "$dir/err")"
 expect 1 "$dir/nowhere" --ids 1
 expect 1 "$dir" --ids 1
 expect 1 $model --prompt-file "$dir/nowhere.txt"
@@ -79,7 +88,7 @@ expect 1 $model --ids 99999
 grep -q 99999 "$dir/err" || fail "an id outside the vocabulary is not named: $(cat "$dir/err")"
 expect 1 $model --ids 1 --logit-bias 99999:1
 expect 1 $model --ids-file "$dir/long.ids"
-expect 1 $model --ids 1 --cpu-variant no-such-variant
+expect 2 $model --ids 1 --cpu-variant no-such-variant
 
 # ---- text, ids and JSON ----
 expect 0 $model --prompt 'In the beginning' --max-tokens 16

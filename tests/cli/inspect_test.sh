@@ -26,9 +26,9 @@ for row in '8 100.84' '16 59.96' '32 39.52' '64 29.30' '128 24.19'; do
     set -- $row
     expect 0 "$2 GB on every rank" "$v3" --ep "$1"
 done
-expect 0 '92.08 GB on every rank' "$v3" --ep 8 --tp 4
+expect 0 '92.85 GB on every rank' "$v3" --ep 8 --tp 4
 expect 0 'EP 128 = DP 32 x TP 4' "$v3" --dp 32 --tp 4
-expect 0 '15.43 GB on every rank' "$v3" --dp 32 --tp 4
+expect 0 '16.20 GB on every rank' "$v3" --dp 32 --tp 4
 expect 0 '126 more, --all-ranks shows them' "$v3" --ep 128
 expect 0 '254-255' "$v3" --ep 128
 expect 0 '   77        19         1      154-155' "$v3" --ep 128 --tp 4 --all-ranks
@@ -40,7 +40,8 @@ expect 0 'MB to ' models/demo --tp 4
 
 expect 1 'layout EP 12, DP 12, TP 1: 256 experts do not divide by EP 12; nearest: EP 8, DP 8, TP 1' \
     "$v3" --ep 12
-expect 1 "$dir/none/config.json: cannot open: No such file or directory" "$dir/none"
+expect 1 "switchyard inspect: $dir/none: no such model directory" "$dir/none"
+expect 1 "switchyard inspect: $v3/config.json: want a model directory, found a file" "$v3/config.json"
 sed 's/"hidden_size": 7168, //' "$v3/config.json" >"$dir/config.json"
 expect 1 'config.json: hidden_size: missing' "$dir"
 sed 's/"hidden_size"/"hidden_sizes": 1, "hidden_size"/' "$v3/config.json" >"$dir/config.json"

@@ -35,13 +35,20 @@ grep -q '"first_k_dense_replace": 2' "$dir/c/config.json" || fail "want 2 dense 
 
 expect 1 'want an empty directory' --config $config --out "$dir/a"
 expect 1 "$dir/none: cannot open: No such file or directory" --config "$dir/none" --out "$dir/d"
-expect 1 'architecture: only '\''deepseek-v3'\'' is known, got '\''x'\' --arch x --layers 1 --out "$dir/d"
-expect 1 '--dense-layers: want at most 2 layers, got 3' --config $config --layers 2 --dense-layers 3 \
+expect 2 'architecture: only '\''deepseek-v3'\'' is known, got '\''x'\' --arch x --layers 1 --out "$dir/d"
+expect 2 '--dense-layers: want at most 2 layers, got 3' --config $config --layers 2 --dense-layers 3 \
     --out "$dir/d"
+expect 2 '--dense-layers: want at most 2 layers, got 3' --arch deepseek-v3 --layers 2 --dense-layers 3 \
+    --out "$dir/d"
+expect 1 '--dense-layers: want at most 6 layers, got 7' --config $config --dense-layers 7 --out "$dir/d"
 expect 2 'want --out DIR' --config $config
 expect 2 'want one of --arch and --config' --out "$dir/d"
 expect 2 'want --layers N with --arch' --arch deepseek-v3 --out "$dir/d"
 expect 0 'It has no tokenizer' --help
+echo '{' | "$SWITCHYARD" synth --config - --out "$dir/d" 2>"$dir/stderr" &&
+    fail "a broken config on standard input: want a failure"
+grep -q '^switchyard synth: standard input: bad JSON' "$dir/stderr" ||
+    fail "a broken config on standard input: $(cat "$dir/stderr")"
 [ ! -e "$dir/d" ] || fail "a refused call left a directory"
 
 # A small file system of its own, where that is allowed.
@@ -58,12 +65,77 @@ else
     echo "not root, or no tmpfs: full file systems not tried"
 fi
 (
-    trap '' XFSZ
     ulimit -f 1000
     expect 1 'cannot write: File too large; the checkpoint needs ' --config $config --out "$dir/e"
     exit "$n_failed"
 ) || n_failed=1
 [ ! -e "$dir/e" ] || fail "a failed call left files"
+
+# Signals in the middle: nothing is left, one line, 128 + signal. On a terminal an unfinished bar goes.
+python3 - "$SWITCHYARD" $config "$dir" <<'PY' || fail "signals"
+import os, pty, select, signal, subprocess, sys, time
+
+binary, config, dir = sys.argv[1:]
+
+def call(out):
+    return [binary, "synth", "--config", config, "--layers", "600", "--shard-bytes", "2000000",
+            "--threads", "1", "--out", out]
+
+def until_shards(out):
+    end = time.time() + 60
+    while not os.path.isdir(out) or len(os.listdir(out)) < 3:
+        assert time.time() < end, "no shards"
+        time.sleep(0.01)
+
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for made in (False, True):
+        out = f"{dir}/signal"
+        if made:
+            os.mkdir(out)
+        program = subprocess.Popen(call(out), stderr=subprocess.PIPE, text=True)
+        until_shards(out)
+        program.send_signal(number)
+        errors = program.communicate(timeout=60)[1]
+        assert program.returncode == 128 + number, (number, program.returncode, errors)
+        assert errors.count("\n") == 1 and f"{out}: stopped after " in errors, errors
+        assert os.path.isdir(out) == made and (not made or not os.listdir(out)), "files were left"
+        if made:
+            os.rmdir(out)
+
+# nohup: a signal that is ignored stays so
+program = subprocess.Popen([binary, "synth", "--config", config, "--layers", "100", "--shard-bytes",
+                            "2000000", "--threads", "1", "--out", f"{dir}/nohup"],
+                           preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+until_shards(f"{dir}/nohup")
+program.send_signal(signal.SIGHUP)
+assert program.wait(timeout=60) == 0
+
+pid, fd = pty.fork()
+if pid == 0:
+    os.execv(binary, call(f"{dir}/terminal"))
+seen = b""
+
+def read_on():
+    global seen
+    try:
+        part = os.read(fd, 4096) if select.select([fd], [], [], 1)[0] else None
+    except OSError: # the end of a terminal
+        part = b""
+    seen += part or b""
+    return part != b""
+
+end = time.time() + 60
+while b"%" not in seen:
+    assert time.time() < end, seen
+    read_on()
+os.write(fd, b"\x03")
+while read_on():
+    assert time.time() < end, seen
+status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+assert status == 130, (status, seen)
+assert b"] " in seen and b"%" not in seen[seen.rindex(b"\r" + b" " * 54 + b"\r"):], seen
+assert seen.endswith(b"removed\r\n") and not os.path.exists(f"{dir}/terminal"), seen
+PY
 
 [ "$n_failed" -eq 0 ] || exit 1
 echo "synth: ok"

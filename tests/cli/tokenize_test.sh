@@ -50,7 +50,9 @@ refused 1 "0xff at offset 2" tokenize $model
 refused 1 "ids: want whole numbers" tokenize $model --decode
 echo "1 99999" >"$dir/in"
 refused 1 "got 99999" tokenize $model --decode
-refused 1 "tokenizer.json" tokenize "$dir/none"
+refused 1 "$dir/none: no such model directory" tokenize "$dir/none"
+refused 1 "$dir/none: no such model directory" template "$dir/none" -m "$dir/in"
+refused 1 "$dir/in: want a model directory, found a file" tokenize "$dir/in"
 echo '{"model":{}}' >"$dir/tokenizer.json"
 refused 1 "model.vocab" tokenize "$dir"
 refused 2 "MODEL" tokenize
@@ -75,8 +77,28 @@ equal "another template" "$prompt<think>" \
 equal "template and ids" "0 3572 42 75 3573" \
     "$("$SWITCHYARD" template $model -m "$dir/chat.json" | "$SWITCHYARD" tokenize $model)"
 
-refused 1 "'nonsense' is not known; known: demo" template $model -m "$dir/chat.json" \
+refused 2 "'nonsense' is not known; known: demo" template $model -m "$dir/chat.json" \
     --chat-template nonsense
+# ---- members that no template reads: one warning for each name, the same text ----
+call='"type":"function","function":{"name":"f","arguments":"{}"'
+cat >"$dir/in" <<JSON
+[{"role":"user","content":[{"type":"text","text":"Hi","cache_control":{}}],"name":"Ann","bogus":null},
+ {"role":"assistant","content":null,"refusal":"","annotations":[],"audio":{},"reasoning_content":"x",
+  "tool_calls":[{"id":"1","index":0,$call,"strict":true}}]},
+ {"role":"tool","content":"7","tool_call_id":"1","name":"f"},
+ {"role":"user","content":"So?","tools":[],"name":"Bob"}]
+JSON
+"$SWITCHYARD" template $model -m - <"$dir/in" >"$dir/out" 2>"$dir/err" || fail "unknown members: $(cat "$dir/err")"
+equal "unknown members" "switchyard: messages[0].name: unknown member ignored
+switchyard: messages[0].content[0].cache_control: unknown member ignored
+switchyard: messages[1].tool_calls[0].function.strict: unknown member ignored
+switchyard: messages[3].tools: unknown member ignored" "$(cat "$dir/err")"
+sed -e 's/,"cache_control":{}//; s/,"strict":true//; s/,"name":"[AB][a-z]*"//; s/,"tools":\[\]//' \
+    -e 's/"tool_call_id":"1","name":"f"/"tool_call_id":"1"/' "$dir/in" >"$dir/plain"
+equal "without them" "$(cat "$dir/out")" "$("$SWITCHYARD" template $model -m "$dir/plain" 2>&1)"
+echo '[{"role":"user","bogus":1}]' >"$dir/in"
+refused 1 "messages[0].content: want" template $model -m -
+
 refused 1 "none.json" template $model -m "$dir/none.json"
 echo '[{"role":"user"}]' >"$dir/in"
 refused 1 "messages[0].content" template $model -m -

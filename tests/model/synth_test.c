@@ -243,6 +243,40 @@ static void failed_writes_leave_nothing(void **state)
     small_remove(dir);
 }
 
+static void cancel(void *ctx, const char *what, uint64_t done, uint64_t total)
+{
+    (void)what;
+    if (2 * done >= total)
+        atomic_store((atomic_int *)ctx, 1);
+}
+
+/* Before anything was written, and in the midst, with a directory that was there and one made. */
+static void cancelled_writes_leave_nothing(void **state)
+{
+    const yard_model_config c = small_config();
+    char dir[64], made[80];
+
+    (void)state;
+    make_dir(dir);
+    snprintf(made, sizeof(made), "%s/made", dir);
+    for (int i = 0; i < 4; i++) {
+        const char *out = i % 2 ? made : dir;
+        atomic_int cancelled = i / 2;
+        const yard_synth_options options = { .n_threads = 2,
+                                             .shard_bytes = 50000,
+                                             .cancelled = &cancelled };
+        const yard_notify notify = { .progress = cancel, .ctx = &cancelled };
+        yard_error err = { 0 };
+        char want[128];
+        assert_int_equal(yard_synth_write(out, &c, &options, &notify, &err), YARD_EAGAIN);
+        snprintf(want, sizeof(want), "%s: stopped after %s", out, i / 2 ? "0 of " : "");
+        assert_memory_equal(err.message, want, strlen(want));
+        assert_non_null(strstr(err.message, " bytes, which were removed"));
+        assert_int_equal(count_files(dir), 0);
+    }
+    small_remove(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -253,6 +287,7 @@ int main(void)
         cmocka_unit_test(refuses_a_used_directory),
         cmocka_unit_test(checks_space_first),
         cmocka_unit_test(failed_writes_leave_nothing),
+        cmocka_unit_test(cancelled_writes_leave_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
