@@ -1,34 +1,11 @@
-/* A model that runs: weights, cache and buffers on one device, and the forward pass of a step.
- *
- * A layer is five stages, so that overlap of communication and compute is an order of calls:
- *   1 input    input norm, query and latent projections, append to the cache, absorb
- *   2 attend   attention, output projection, post norm, router
- *   3 send     dispatch of rows to experts; shared expert, or the whole of a dense MLP
- *   4 experts  routed experts
- *   5 receive  combine, residual
- * On one rank dispatch and combine are local copies. */
+/* A model that runs: weights, cache and buffers on one device, and the forward pass of a step. A
+ * layer is five stages in the order of a schedule (schedule.h); on one rank dispatch and combine
+ * are local copies. */
 #ifndef YARD_MODEL_FORWARD_H
 #define YARD_MODEL_FORWARD_H
 
+#include "model/schedule.h"
 #include "model/weights.h"
-
-typedef enum yard_stage {
-    YARD_STAGE_INPUT,
-    YARD_STAGE_ATTEND,
-    YARD_STAGE_SEND,
-    YARD_STAGE_EXPERTS,
-    YARD_STAGE_RECEIVE,
-    YARD_STAGE_COUNT
-} yard_stage;
-
-/* One overlap schedule: the order in which the stages of a layer are called. */
-typedef struct yard_schedule {
-    const char *name;
-    uint32_t n_calls;
-    yard_stage call[YARD_STAGE_COUNT];
-} yard_schedule;
-
-extern const yard_schedule yard_schedule_none; /* recv right after send */
 
 typedef struct yard_model_options {
     bool exact;         /* f32 activations, nothing quantised */

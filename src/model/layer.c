@@ -1,13 +1,6 @@
 /* One layer as five stages. Each is a list of operations; nothing here looks at a value. */
 #include "model/forward_impl.h"
 
-const yard_schedule yard_schedule_none = {
-    .name = "none",
-    .n_calls = YARD_STAGE_COUNT,
-    .call = { YARD_STAGE_INPUT, YARD_STAGE_ATTEND, YARD_STAGE_SEND, YARD_STAGE_EXPERTS,
-              YARD_STAGE_RECEIVE },
-};
-
 void yard_model_linear(yard_model *m, const activation *in, const int32_t *n_rows,
                        const yard_matrix *w, yard_rows y)
 {
@@ -282,5 +275,5 @@ void yard_model_run_layer(yard_model *m, const yard_layer *layer)
     };
 
     for (uint32_t i = 0; i < m->schedule->n_calls; i++)
-        stages[m->schedule->call[i]](m, layer);
+        stages[m->schedule->call[i].stage](m, layer);
 }

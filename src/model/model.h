@@ -7,6 +7,7 @@
 #include "model/forward.h"
 #include "model/memory.h"
 #include "model/safetensors.h"
+#include "model/schedule.h"
 #include "model/synth.h"
 #include "model/tokenizer.h"
 #include "model/weights.h"
