@@ -1,0 +1,213 @@
+/* Model dimensions: the built-in ones, and what a config.json says. */
+#include <stdio.h>
+
+#include "model/model.h"
+#include "plan/plan.h"
+
+static const yard_plan_model models[] = {
+    /* deepseek-ai/DeepSeek-V3 inference/configs/config_671B.json; R1 is the same */
+    { .size = sizeof(yard_plan_model),
+      .name = "deepseek-v3",
+      .attention = YARD_PLAN_MLA,
+      .vocab = 129280,
+      .hidden = 7168,
+      .n_layers = 61,
+      .n_dense_layers = 3,
+      .n_heads = 128,
+      .q_rank = 1536,
+      .kv_rank = 512,
+      .nope_dims = 128,
+      .rope_dims = 64,
+      .v_dims = 128,
+      .dense_inter = 18432,
+      .expert_inter = 2048,
+      .n_experts = 256,
+      .n_shared_experts = 1,
+      .top_k = 8,
+      .n_groups = 8,
+      .top_groups = 4,
+      .n_mtp = 1,
+      .router_bias = true,
+      .weight_bits = 8 },
+    /* deepseek-ai/DeepSeek-V3 inference/configs/config_16B.json; published in BF16 */
+    { .size = sizeof(yard_plan_model),
+      .name = "deepseek-v2-lite",
+      .attention = YARD_PLAN_MLA,
+      .vocab = 102400,
+      .hidden = 2048,
+      .n_layers = 27,
+      .n_dense_layers = 1,
+      .n_heads = 16,
+      .kv_rank = 512,
+      .nope_dims = 128,
+      .rope_dims = 64,
+      .v_dims = 128,
+      .dense_inter = 10944,
+      .expert_inter = 1408,
+      .n_experts = 64,
+      .n_shared_experts = 2,
+      .top_k = 6,
+      .n_groups = 1,
+      .top_groups = 1,
+      .weight_bits = 16 },
+    /* text config.json of Kimi-K2 */
+    { .size = sizeof(yard_plan_model),
+      .name = "kimi-k2",
+      .attention = YARD_PLAN_MLA,
+      .vocab = 163840,
+      .hidden = 7168,
+      .n_layers = 61,
+      .n_dense_layers = 1,
+      .n_heads = 64,
+      .q_rank = 1536,
+      .kv_rank = 512,
+      .nope_dims = 128,
+      .rope_dims = 64,
+      .v_dims = 128,
+      .dense_inter = 18432,
+      .expert_inter = 2048,
+      .n_experts = 384,
+      .n_shared_experts = 1,
+      .top_k = 8,
+      .n_groups = 1,
+      .top_groups = 1,
+      .router_bias = true,
+      .weight_bits = 8 },
+    /* Mixtral-8x7B-v0.1 config.json */
+    { .size = sizeof(yard_plan_model),
+      .name = "mixtral-8x7b",
+      .attention = YARD_PLAN_GQA,
+      .vocab = 32000,
+      .hidden = 4096,
+      .n_layers = 32,
+      .n_heads = 32,
+      .n_kv_heads = 8,
+      .head_dims = 128,
+      .dense_inter = 14336,
+      .expert_inter = 14336,
+      .n_experts = 8,
+      .top_k = 2,
+      .n_groups = 1,
+      .top_groups = 1,
+      .weight_bits = 16 },
+    /* Meta-Llama-3-70B config.json: the dense baseline */
+    { .size = sizeof(yard_plan_model),
+      .name = "llama-3-70b",
+      .attention = YARD_PLAN_GQA,
+      .vocab = 128256,
+      .hidden = 8192,
+      .n_layers = 80,
+      .n_dense_layers = 80,
+      .n_heads = 64,
+      .n_kv_heads = 8,
+      .head_dims = 128,
+      .dense_inter = 28672,
+      .weight_bits = 16 },
+};
+
+enum { N_MODELS = sizeof(models) / sizeof(models[0]) };
+
+const yard_plan_model *yard_plan_model_at(uint32_t i)
+{
+    return i < N_MODELS ? &models[i] : NULL;
+}
+
+const yard_plan_model *yard_plan_model_find(const char *name)
+{
+    for (uint32_t i = 0; i < N_MODELS; i++)
+        if (!strcmp(models[i].name, name))
+            return &models[i];
+    return NULL;
+}
+
+yard_status yard_plan_model_load(yard_plan_model *out, const char *dir, yard_error *err)
+{
+    yard_model_config c;
+    const yard_status st = yard_model_config_load(&c, dir, NULL, err);
+    const char *base = strrchr(dir, '/');
+
+    if (st)
+        return st;
+    *out = (yard_plan_model){
+        .size = sizeof(*out),
+        .attention = YARD_PLAN_MLA,
+        .vocab = c.vocab,
+        .hidden = c.hidden,
+        .n_layers = c.n_layers,
+        .n_dense_layers = c.n_dense_layers,
+        .n_heads = c.n_heads,
+        .q_rank = c.q_rank,
+        .kv_rank = c.kv_rank,
+        .nope_dims = c.nope_dims,
+        .rope_dims = c.rope_dims,
+        .v_dims = c.v_dims,
+        .dense_inter = c.dense_inter,
+        .expert_inter = c.expert_inter,
+        .n_experts = c.n_experts,
+        .n_shared_experts = c.n_shared_experts,
+        .top_k = c.top_k,
+        .n_groups = c.n_groups,
+        .top_groups = c.top_groups,
+        .n_mtp = c.n_mtp,
+        .router_bias = c.topk_method == YARD_TOPK_NOAUX_TC,
+        .weight_bits = c.fp8 ? 8 : 16,
+    };
+    snprintf(out->name, sizeof(out->name), "%s", base && base[1] ? base + 1 : dir);
+    return YARD_OK;
+}
+
+static uint64_t product(uint32_t a, uint32_t b)
+{
+    return (uint64_t)a * b;
+}
+
+static uint64_t count_attention(const yard_plan_model *m)
+{
+    const uint32_t q_rows = m->n_heads * (m->nope_dims + m->rope_dims);
+    uint64_t n;
+
+    if (m->attention == YARD_PLAN_GQA)
+        return 2 * product(m->hidden, m->n_heads * m->head_dims) +
+               2 * product(m->hidden, m->n_kv_heads * m->head_dims);
+    n = product(m->hidden, m->kv_rank + m->rope_dims) + m->kv_rank +
+        product(m->kv_rank, m->n_heads * (m->nope_dims + m->v_dims)) +
+        product(m->n_heads * m->v_dims, m->hidden);
+    if (m->q_rank)
+        return n + product(m->hidden, m->q_rank) + m->q_rank + product(m->q_rank, q_rows);
+    return n + product(m->hidden, q_rows);
+}
+
+void yard_plan_count_params(const yard_plan_model *m, yard_plan_params *out)
+{
+    *out = (yard_plan_params){
+        .attention_per_layer = count_attention(m),
+        .dense_mlp = m->n_dense_layers ? 3 * product(m->hidden, m->dense_inter) : 0,
+        .expert = 3 * product(m->hidden, m->expert_inter),
+        .router = product(m->hidden, m->n_experts) + (m->router_bias ? m->n_experts : 0),
+        .embedding = product(m->vocab, m->hidden),
+    };
+    out->total = yard_plan_params_read(m, m->n_experts) + out->embedding;
+    out->active = yard_plan_params_read(m, m->top_k);
+    out->active_with_embedding = out->active + out->embedding;
+}
+
+uint64_t yard_plan_params_read(const yard_plan_model *m, uint32_t n_experts)
+{
+    const uint64_t n_moe = m->n_layers - m->n_dense_layers;
+    const uint64_t expert = 3 * product(m->hidden, m->expert_inter);
+    const uint64_t router = product(m->hidden, m->n_experts) + (m->router_bias ? m->n_experts : 0);
+
+    return m->n_layers * (count_attention(m) + 2 * (uint64_t)m->hidden) +
+           m->n_dense_layers * 3 * product(m->hidden, m->dense_inter) +
+           n_moe * (router + ((uint64_t)n_experts + m->n_shared_experts) * expert) + m->hidden +
+           product(m->vocab, m->hidden);
+}
+
+uint64_t yard_plan_kv_bytes_per_token(const yard_plan_model *m, uint32_t kv_bits)
+{
+    const uint64_t values = m->attention == YARD_PLAN_MLA
+                                ? (uint64_t)m->kv_rank + m->rope_dims
+                                : 2 * product(m->n_kv_heads, m->head_dims);
+
+    return m->n_layers * values * kv_bits / 8;
+}

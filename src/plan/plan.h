@@ -1,0 +1,104 @@
+/* What the files of the plan room share. */
+#ifndef YARD_PLAN_ROOM_H
+#define YARD_PLAN_ROOM_H
+
+#include "base/base.h"
+#include <yard/plan.h>
+
+/* ---- kernels.c --------------------------------------------------------------------------- */
+
+/* The rows of one micro-batch, or of the whole batch. */
+typedef struct yard_plan_rows {
+    double tokens;   /* of a DP group */
+    double requests; /* whose caches are read */
+    double load;     /* this rank's share of expert rows over the mean */
+} yard_plan_rows;
+
+/* What differs between the kernels of a MoE layer, a dense layer and the draft module. */
+typedef enum yard_plan_layer_kind {
+    YARD_PLAN_MOE_LAYER,
+    YARD_PLAN_DENSE_LAYER
+} yard_plan_layer_kind;
+
+/* All kernels of a layer with floors; returns how many. Times are not filled in. */
+uint32_t yard_plan_layer_kernels(const yard_plan_config *c, yard_plan_layer_kind kind,
+                                 yard_plan_rows rows,
+                                 yard_plan_kernel kernels[YARD_PLAN_MAX_KERNELS]);
+
+/* Final norm and output head over n_rows rows, as one kernel. */
+yard_plan_kernel yard_plan_head_kernel(const yard_plan_config *c, double n_rows);
+/* The projection that joins embedding and hidden state in a draft module. */
+yard_plan_kernel yard_plan_draft_kernel(const yard_plan_config *c, double n_rows);
+
+double yard_plan_active_experts(const yard_plan_config *c, double tokens_of_group);
+double yard_plan_expert_rows(const yard_plan_config *c, double tokens); /* of one rank, mean */
+uint32_t yard_plan_dp(const yard_plan_config *c);
+uint32_t yard_plan_slots(const yard_plan_config *c); /* expert slots of one rank */
+uint32_t yard_plan_weight_bits(const yard_plan_config *c);
+double yard_plan_weight_bytes(uint32_t bits, double n, double k); /* of an [n, k] projection */
+
+/* ---- network.c --------------------------------------------------------------------------- */
+
+typedef struct yard_plan_wire {
+    double latency_us; /* from the send to the first byte's arrival */
+    double busy_us;    /* the link is taken */
+} yard_plan_wire;
+
+/* Bytes a rank sends for tokens of its DP group, by link. */
+void yard_plan_exchange_bytes(const yard_plan_config *c, double tokens, double bytes_per_row,
+                              double *network_bytes, double *nvlink_bytes);
+double yard_plan_network_rate(const yard_plan_config *c); /* bytes/s */
+double yard_plan_dispatch_row_bytes(const yard_plan_config *c);
+double yard_plan_combine_row_bytes(const yard_plan_config *c);
+
+/* Dispatch or combine. copies_us: time of the buffer copies on the device, which a measured table
+ * includes and the wire does not. */
+yard_plan_wire yard_plan_exchange_time(const yard_plan_config *c, const yard_plan_kernel *k,
+                                       double tokens, double copies_us);
+
+/* ---- efficiency.c ------------------------------------------------------------------------ */
+
+/* Fills us and origin from the profile. */
+void yard_plan_time_kernel(const yard_plan_config *c, yard_plan_kernel *k);
+
+/* ---- simulate.c -------------------------------------------------------------------------- */
+
+/* Durations of the work of one micro-batch in one layer. */
+typedef struct yard_plan_stage_times {
+    double input_us, attend_us, send_us, shared_us, receive_copy_us, experts_us, combine_send_us;
+    double combine_receive_us;
+    yard_plan_wire dispatch, combine;
+} yard_plan_stage_times;
+
+enum { YARD_PLAN_MAX_RANK_CLASSES = 8 };
+
+/* Ranks of equal load behave alike: one class stands for all of them. */
+typedef struct yard_plan_work {
+    uint32_t n_layers, n_classes;
+    yard_plan_stage_times part[YARD_PLAN_MAX_RANK_CLASSES][2]; /* of each half; [0] of a whole */
+} yard_plan_work;
+
+typedef struct yard_plan_run {
+    double total_us;                /* of all layers, on the slowest class */
+    double dispatch_us, combine_us; /* of class 0 and one layer: copies, and waits for data */
+    double wire_us, idle_us;        /* of class 0 and one layer */
+} yard_plan_run;
+
+typedef struct yard_plan_observer {
+    void (*fn)(void *ctx, const yard_plan_event *event);
+    void *ctx;
+} yard_plan_observer;
+
+/* Walks the schedule's table over the layers; observer may be NULL. */
+void yard_plan_simulate(yard_plan_schedule schedule, const yard_plan_work *work,
+                        const yard_plan_observer *observer, yard_plan_run *out);
+uint32_t yard_plan_schedule_halves(yard_plan_schedule schedule);
+
+/* ---- memory.c, point.c ------------------------------------------------------------------- */
+
+yard_status yard_plan_check(const yard_plan_config *c, yard_error *err);
+bool yard_plan_is_legal(const yard_plan_config *c); /* the same, without words */
+void yard_plan_fill_memory(const yard_plan_config *c, bool kv_b_on_all_ranks,
+                           yard_plan_memory *out);
+
+#endif
