@@ -164,6 +164,12 @@ typedef struct yard_plan_profile {
 YARD_API const yard_plan_profile *yard_plan_profile_find(const char *name);
 YARD_API const yard_plan_profile *yard_plan_profile_at(uint32_t i);
 
+/* Replaces shares of a profile by what rows of `switchyard bench --json` at path reached. Errors:
+ * YARD_EIO; YARD_EFORMAT; YARD_EINVAL when the rows come from other hardware than gpu, or none of
+ * them is of a known benchmark. */
+YARD_API yard_status yard_plan_profile_measure(yard_plan_profile *profile, const yard_plan_gpu *gpu,
+                                               const char *path, yard_error *err);
+
 /* ---- one point --------------------------------------------------------------------------- */
 
 typedef enum yard_plan_schedule {

@@ -2,6 +2,9 @@
 #ifndef YARD_PLAN_ROOM_H
 #define YARD_PLAN_ROOM_H
 
+#include <jansson.h>
+#include <stdio.h>
+
 #include "base/base.h"
 #include <yard/plan.h>
 
@@ -100,5 +103,11 @@ yard_status yard_plan_check(const yard_plan_config *c, yard_error *err);
 bool yard_plan_is_legal(const yard_plan_config *c); /* the same, without words */
 void yard_plan_fill_memory(const yard_plan_config *c, bool kv_b_on_all_ranks,
                            yard_plan_memory *out);
+
+/* ---- report_text.c, report_json.c -------------------------------------------------------- */
+
+void yard_plan_print_point(FILE *to, const yard_plan_config *c, const yard_plan_result *r);
+/* NULL when memory ran out. The caller owns the value. */
+json_t *yard_plan_json_point(const yard_plan_config *c, const yard_plan_result *r);
 
 #endif

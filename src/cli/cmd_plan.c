@@ -1,0 +1,82 @@
+/* switchyard plan: what a deployment will give. One point here; sweep, validate and scale have
+ * files of their own. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cli/args.h"
+#include "cli/plan_options.h"
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = state->input;
+        return 0;
+    case ARGP_KEY_ARG:
+        argp_error(state, "no '%s' here; legal: sweep, validate, scale, or options alone", arg);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_child children[] = { { &yard_plan_argp, 0, NULL, 0 }, { 0 } };
+
+static const struct argp point_argp = {
+    .parser = parse,
+    .children = children,
+    .args_doc = "[sweep|validate|scale]",
+    .doc =
+        "What a deployment will give before it is bought: every kernel of a layer with its floor, "
+        "the step on a virtual clock, memory, speed and throughput. `plan sweep` searches layouts, "
+        "`plan validate` compares with published runs, `plan scale` goes to larger groups."
+        "\vBatch is requests of a DP group, of which there are EP / TP. Rates are dense, times "
+        "without queueing. Each number says whether it was measured, published, fitted to "
+        "published "
+        "times, or assumed. A layout that does not fit in memory is timed all the same and says so."
+        "\n\nExamples:\n"
+        "  switchyard plan --gpu h100 --ep 128 --batch 128 --schedule micro-batch\n"
+        "  switchyard plan --gpu h200 --ep 8 --tp 8 --json\n"
+        "  switchyard plan --prefill --gpu h800 --ep 32 --copies node --efficiency public\n"
+        "  switchyard plan sweep --out plots\n"
+        "  switchyard plan validate\n",
+};
+
+static yard_status answer(const yard_plan_options *o, yard_error *err)
+{
+    yard_plan_result r;
+    const yard_status st = yard_plan_point(&o->config, &r, err);
+
+    if (st)
+        return st;
+    if (o->json)
+        return yard_plan_print_json(yard_plan_json_point(&o->config, &r), err);
+    yard_plan_print_point(stdout, &o->config, &r);
+    return YARD_OK;
+}
+
+static int run_point(int argc, char **argv)
+{
+    yard_plan_options o;
+    yard_error err = { 0 };
+    yard_status st;
+    bool usage = false;
+
+    yard_cli_parse_args(&point_argp, "switchyard plan", argc, argv, &o);
+    st = yard_plan_options_resolve(&o, &usage, &err);
+    if (!st && (o.ep.n > 1 || o.tp.n > 1 || o.batch.n > 1)) {
+        usage = true;
+        st = yard_fail(&err, YARD_EINVAL, "lists of --ep, --tp and --batch are for `plan sweep`");
+    }
+    if (!st)
+        st = answer(&o, &err);
+    yard_plan_options_release(&o);
+    if (st)
+        return usage ? yard_cli_usage("plan", "%s", err.message) : yard_cli_fail("plan", &err);
+    return yard_cli_close_stdout("plan");
+}
+
+int yard_cmd_plan(int argc, char **argv)
+{
+    return run_point(argc, argv);
+}
