@@ -154,13 +154,19 @@ typedef struct yard_plan_profile {
         *exchange; /* [n_exchange]; used where EP, model shape and links match */
     uint32_t n_exchange;
     const char *exchange_source;
+    /* of the time an exchange takes without rows (base_us, fixed_us), what its send and receive
+     * kernels spend on the device: nothing can be hidden behind that */
+    double exchange_kernel_us;
+    /* share of the multiprocessors that throughput exchange kernels hold: prefill across nodes */
+    double exchange_sm_share;
+    yard_plan_origin exchange_origin;
     double stretch; /* every kernel's time on the device times this: what a whole stack loses */
     yard_plan_origin stretch_origin;
     double step_us; /* scheduling, sampling and launch of a step that no kernel covers */
     yard_plan_origin step_origin;
 } yard_plan_profile;
 
-/* Built-in: floor (nothing lost), article, public, deepseek, sglang, trtllm. */
+/* Built-in: floor (nothing lost), article, public, deepseek, sglang, trtllm, trtllm-2025. */
 YARD_API const yard_plan_profile *yard_plan_profile_find(const char *name);
 YARD_API const yard_plan_profile *yard_plan_profile_at(uint32_t i);
 
@@ -293,6 +299,74 @@ typedef struct yard_plan_event {
 YARD_API yard_status yard_plan_timeline(const yard_plan_config *config, uint32_t n_layers,
                                         void (*fn)(void *ctx, const yard_plan_event *event),
                                         void *ctx, yard_error *err);
+
+/* ---- validation -------------------------------------------------------------------------- */
+
+typedef enum yard_plan_half { YARD_PLAN_FIT_HALF, YARD_PLAN_BLIND_HALF } yard_plan_half;
+
+/* One published run with its conditions, and what the planner says. */
+typedef struct yard_plan_deployment {
+    const char *id, *what, *conditions, *source, *stack; /* static */
+    yard_plan_half half;
+    double published; /* in unit; 0: withheld */
+    double predicted;
+    double error; /* predicted / published - 1 */
+    const char *unit;
+    yard_plan_config config;
+    yard_plan_result result;
+} yard_plan_deployment;
+
+enum { YARD_PLAN_MAX_DEPLOYMENTS = 40 };
+
+/* Predicts all of them; profile replaces every stack's own when not NULL. *n_out is how many. */
+YARD_API yard_status yard_plan_predict(yard_plan_deployment out[YARD_PLAN_MAX_DEPLOYMENTS],
+                                       const yard_plan_profile *profile, uint32_t *n_out,
+                                       yard_error *err);
+
+/* The stretch that makes the fit half of a stack come out, and the mean error left there. */
+YARD_API yard_status yard_plan_fit(const char *stack, double *stretch, double *step_us,
+                                   double *worst, yard_error *err);
+
+/* One check against a number that is known: a count, a floor, a published time. */
+typedef struct yard_plan_check_result {
+    const char *id, *what; /* static */
+    double expected, got, tolerance;
+    bool at_least; /* got >= expected is enough */
+    bool passed;
+} yard_plan_check_result;
+
+enum { YARD_PLAN_MAX_CHECKS = 128 };
+YARD_API yard_status yard_plan_run_checks(yard_plan_check_result out[YARD_PLAN_MAX_CHECKS],
+                                          uint32_t *n_out, yard_error *err);
+
+/* ---- sweep ------------------------------------------------------------------------------- */
+
+typedef struct yard_plan_sweep {
+    size_t size;
+    const uint32_t *ep, *tp, *batch; /* [n_..] */
+    uint32_t n_ep, n_tp, n_batch;
+    const yard_plan_schedule *schedule; /* [n_schedule]; the best of them is kept a point */
+    uint32_t n_schedule;
+    uint32_t max_gpus;                 /* 0: any */
+    const yard_plan_gpu *one_node_gpu; /* GPU of layouts within one machine; NULL: base's */
+} yard_plan_sweep;
+
+typedef struct yard_plan_choice {
+    yard_plan_config config;
+    yard_plan_result result;
+    bool on_frontier; /* of its EP */
+    bool best;        /* on the frontier of all */
+} yard_plan_choice;
+
+/* Every legal combination, by EP, then rising speed. *out is malloc'd; illegal layouts are left
+ * out; points that do not fit are in it and on no frontier. base gives what is not swept. */
+YARD_API yard_status yard_plan_sweep_run(const yard_plan_config *base, const yard_plan_sweep *sweep,
+                                         yard_plan_choice **out, uint32_t *n_out, yard_error *err);
+
+/* Tokens/s a node of the frontier of ep at that speed (0: any EP), by linear interpolation between
+ * its points in log(throughput); 0 where the frontier does not reach the speed. */
+YARD_API double yard_plan_frontier_at(const yard_plan_choice *list, uint32_t n, uint32_t ep,
+                                      double tokens_per_s_per_request);
 
 #ifdef __cplusplus
 }

@@ -78,5 +78,15 @@ static int run_point(int argc, char **argv)
 
 int yard_cmd_plan(int argc, char **argv)
 {
+    static const struct {
+        const char *name;
+        int (*run)(int argc, char **argv);
+    } parts[] = {
+        { "validate", yard_plan_validate_main },
+    };
+
+    for (size_t i = 0; argc > 1 && i < sizeof(parts) / sizeof(parts[0]); i++)
+        if (!strcmp(argv[1], parts[i].name))
+            return parts[i].run(argc - 1, argv + 1);
     return run_point(argc, argv);
 }

@@ -67,7 +67,8 @@ static const struct argp_option option_list[] = {
       "Expert rows of the busiest rank over the mean (default 1)", 3 },
     { "load-file", KEY_LOAD, "FILE", 0, "Measured rows of each rank instead: a JSON list", 3 },
     { "efficiency", KEY_EFFICIENCY, "NAME", 0,
-      "floor, article, public, deepseek, sglang or trtllm (default: article on h100 and h200, "
+      "floor, article, public, deepseek, sglang, trtllm or trtllm-2025 (default: article on h100 "
+      "and h200, "
       "public "
       "elsewhere)",
       3 },
@@ -320,8 +321,8 @@ static yard_status resolve_profile(yard_plan_options *o, bool *usage, yard_error
     const yard_plan_profile *p = yard_plan_profile_find(name);
 
     if (!p)
-        return no_name("--efficiency", name, "floor, article, public, deepseek, sglang, trtllm",
-                       usage, err);
+        return no_name("--efficiency", name,
+                       "floor, article, public, deepseek, sglang, trtllm, trtllm-2025", usage, err);
     o->profile = *p;
     return o->measured ? yard_plan_profile_measure(&o->profile, &o->gpu, o->measured, err)
                        : YARD_OK;

@@ -87,13 +87,14 @@ static const yard_plan_exchange *find_exchange(const yard_plan_config *c)
     return NULL;
 }
 
-/* A table holds the copies as well; the wire is what is left, at least its floor. */
-static yard_plan_wire table_time(const yard_plan_kernel *k, double base_us, double slope_us,
-                                 double tokens, double copies_us)
+/* base_us: without rows. */
+static yard_plan_wire split(const yard_plan_config *c, double base_us, double busy_us)
 {
-    const double busy = fmax(k->floor_us, slope_us * fmax(0, tokens - 1) - copies_us);
+    const double kernel_us = fmin(base_us, c->profile->exchange_kernel_us);
 
-    return (yard_plan_wire){ .latency_us = base_us, .busy_us = busy };
+    return (yard_plan_wire){ .latency_us = base_us - kernel_us,
+                             .busy_us = busy_us,
+                             .kernel_us = kernel_us };
 }
 
 yard_plan_wire yard_plan_exchange_time(const yard_plan_config *c, const yard_plan_kernel *k,
@@ -102,22 +103,21 @@ yard_plan_wire yard_plan_exchange_time(const yard_plan_config *c, const yard_pla
     const yard_plan_share *net = &c->profile->share[YARD_PLAN_NETWORK];
     const yard_plan_share *nvl = &c->profile->share[YARD_PLAN_NVLINK];
     const yard_plan_exchange *table = find_exchange(c);
-    const bool far = k->network_bytes > 0;
+    const bool far = k->network_bytes > 0, dispatch = k->stage == 3;
     const double network_us = k->network_bytes / (yard_plan_network_rate(c) * net->memory) * 1e6;
     const double nvlink_us = k->nvlink_bytes / (c->gpu->nvlink_bytes_per_s * nvl->memory) * 1e6;
-    yard_plan_wire wire;
+    double base_us = far ? net->fixed_us : nvl->fixed_us;
 
     if (c->ep == 1)
         return (yard_plan_wire){ 0 };
-    if (table) {
-        const bool dispatch = k->stage == 3;
-        return table_time(k, dispatch ? table->dispatch_base_us : table->combine_base_us,
-                          dispatch ? table->dispatch_us_per_token : table->combine_us_per_token,
-                          tokens / c->tp, copies_us);
+    if (table) { /* it holds the copies as well; the wire is what is left, at least its floor */
+        const double slope_us =
+            dispatch ? table->dispatch_us_per_token : table->combine_us_per_token;
+        const double busy_us = slope_us * fmax(0, tokens / c->tp - 1) - copies_us;
+        return split(c, dispatch ? table->dispatch_base_us : table->combine_base_us,
+                     fmax(k->floor_us, busy_us));
     }
-    wire.latency_us = far ? net->fixed_us : nvl->fixed_us;
     if (far && c->nic)
-        wire.latency_us += c->nic->extra_latency_us;
-    wire.busy_us = fmax(network_us, nvlink_us);
-    return wire;
+        base_us += c->nic->extra_latency_us;
+    return split(c, base_us, fmax(network_us, nvlink_us));
 }

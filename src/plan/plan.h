@@ -45,6 +45,7 @@ double yard_plan_weight_bytes(uint32_t bits, double n, double k); /* of an [n, k
 typedef struct yard_plan_wire {
     double latency_us; /* from the send to the first byte's arrival */
     double busy_us;    /* the link is taken */
+    double kernel_us;  /* the device is taken, half of it by the send, half by the receive */
 } yard_plan_wire;
 
 /* Bytes a rank sends for tokens of its DP group, by link. */
@@ -107,7 +108,17 @@ void yard_plan_fill_memory(const yard_plan_config *c, bool kv_b_on_all_ranks,
 /* ---- report_text.c, report_json.c -------------------------------------------------------- */
 
 void yard_plan_print_point(FILE *to, const yard_plan_config *c, const yard_plan_result *r);
+/* Checks and published runs; returns whether all gates hold. */
+bool yard_plan_print_checks(FILE *to, const yard_plan_check_result *checks, uint32_t n);
+bool yard_plan_print_deployments(FILE *to, const yard_plan_deployment *d, uint32_t n);
+/* Median and largest |error| of a half; those withheld do not count. */
+void yard_plan_error_summary(const yard_plan_deployment *d, uint32_t n, yard_plan_half half,
+                             double *median, double *worst);
+
 /* NULL when memory ran out. The caller owns the value. */
 json_t *yard_plan_json_point(const yard_plan_config *c, const yard_plan_result *r);
+
+json_t *yard_plan_json_checks(const yard_plan_check_result *checks, uint32_t n);
+json_t *yard_plan_json_deployments(const yard_plan_deployment *d, uint32_t n);
 
 #endif

@@ -9,6 +9,14 @@ typedef struct layer_sums {
     double us[YARD_PLAN_CLASS_COUNT];
 } layer_sums;
 
+/* Throughput kernels of the exchange hold multiprocessors all the time; low-latency ones do not. */
+static double slowed(const yard_plan_config *c, double us)
+{
+    const bool held = c->phase == YARD_PLAN_PREFILL && c->ep > c->gpu->gpus_per_island;
+
+    return held ? us / (1 - c->profile->exchange_sm_share) : us;
+}
+
 /* Adds the layer's kernels up by stage. */
 static yard_plan_stage_times stage_times(const yard_plan_config *c, yard_plan_rows rows,
                                          layer_sums *sums)
@@ -28,6 +36,7 @@ static yard_plan_stage_times stage_times(const yard_plan_config *c, yard_plan_ro
             continue;
         }
         yard_plan_time_kernel(c, &k[i]);
+        k[i].us = slowed(c, k[i].us);
         if (sums)
             sums->us[k[i].cls] += k[i].us;
         if (!strcmp(k[i].name, "dispatch_recv_copy"))
@@ -50,6 +59,10 @@ static yard_plan_stage_times stage_times(const yard_plan_config *c, yard_plan_ro
     if (combine)
         t.combine = yard_plan_exchange_time(c, combine, rows.tokens,
                                             t.combine_send_us + t.combine_receive_us);
+    t.send_us = t.dispatch.kernel_us / 2;
+    t.receive_copy_us += t.dispatch.kernel_us / 2;
+    t.combine_send_us += t.combine.kernel_us / 2;
+    t.combine_receive_us += t.combine.kernel_us / 2;
     /* a busy rank receives, and sends back, more than the mean */
     t.dispatch.busy_us *= fmax(1, rows.load);
     t.combine.busy_us *= fmax(1, rows.load);
@@ -258,10 +271,11 @@ static void fill_kernels(const yard_plan_config *c, yard_plan_result *r)
     for (uint32_t i = 0; i < r->n_kernels; i++) {
         yard_plan_kernel *k = &r->kernel[i];
         yard_plan_time_kernel(c, k);
+        k->us = slowed(c, k->us);
         if (!strcmp(k->name, "dispatch"))
-            k->us = t.dispatch.latency_us + t.dispatch.busy_us;
+            k->us = t.dispatch.kernel_us + t.dispatch.latency_us + t.dispatch.busy_us;
         if (!strcmp(k->name, "combine"))
-            k->us = t.combine.latency_us + t.combine.busy_us;
+            k->us = t.combine.kernel_us + t.combine.latency_us + t.combine.busy_us;
     }
 }
 
