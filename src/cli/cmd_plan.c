@@ -82,6 +82,7 @@ int yard_cmd_plan(int argc, char **argv)
         const char *name;
         int (*run)(int argc, char **argv);
     } parts[] = {
+        { "sweep", yard_plan_sweep_main },
         { "validate", yard_plan_validate_main },
     };
 

@@ -121,4 +121,57 @@ json_t *yard_plan_json_point(const yard_plan_config *c, const yard_plan_result *
 json_t *yard_plan_json_checks(const yard_plan_check_result *checks, uint32_t n);
 json_t *yard_plan_json_deployments(const yard_plan_deployment *d, uint32_t n);
 
+json_t *yard_plan_json_sweep(const yard_plan_choice *list, uint32_t n);
+void yard_plan_print_sweep(FILE *to, const yard_plan_choice *list, uint32_t n, bool all);
+
+/* ---- advise.c ---------------------------------------------------------------------------- */
+
+typedef struct yard_plan_wish {
+    double min_speed;               /* tokens/s a request; 0: any */
+    double max_ttft_ms;             /* 0: any */
+    uint32_t max_gpus;              /* of both pools; 0: any */
+    uint32_t in_tokens, out_tokens; /* of a mean request */
+    double occupancy;               /* of the prefill pool by its traffic */
+} yard_plan_wish;
+
+/* What a mean request needs of two separate pools. */
+typedef struct yard_plan_pools {
+    yard_plan_choice decode, prefill;
+    bool has_prefill;
+    double gpus_ratio;      /* prefill GPUs for one decode GPU */
+    double requests_per_s;  /* of one decode group and its prefill */
+    double usd_per_million; /* output tokens, both pools */
+} yard_plan_pools;
+
+/* The cheapest pair that meets the wish. Errors: YARD_EINVAL when none does, with what comes
+ * nearest. */
+yard_status yard_plan_choose(const yard_plan_choice *list, uint32_t n, const yard_plan_wish *wish,
+                             yard_plan_pools *out, yard_error *err);
+
+/* What to run, what bounds it, what would bound it next, what more machines bring. */
+yard_status yard_plan_advise(FILE *to, const yard_plan_choice *list, uint32_t n,
+                             const yard_plan_wish *wish, yard_error *err);
+
+/* ---- report_plot.c, report_timeline.c, report_html.c --------------------------------------- */
+
+/* Write NAME.dat and NAME.gp into dir; `gnuplot NAME.gp` there makes NAME.svg and NAME.png. Errors:
+ * YARD_EIO. */
+yard_status yard_plan_plot_frontier(const char *dir, const yard_plan_choice *list, uint32_t n,
+                                    yard_error *err);
+yard_status yard_plan_plot_layer(const char *dir, const yard_plan_config *base, yard_error *err);
+yard_status yard_plan_plot_crossover(const char *dir, const yard_plan_config *base,
+                                     yard_error *err);
+yard_status yard_plan_plot_roofline(const char *dir, const yard_plan_config *base, yard_error *err);
+/* dir/timeline.svg: three layers of each schedule; needs no gnuplot. */
+yard_status yard_plan_draw_timeline(const char *dir, const yard_plan_config *base, yard_error *err);
+
+/* dir/report.html with the drawings that are in dir, everything in one file. */
+yard_status yard_plan_write_html(const char *dir, const yard_plan_choice *list, uint32_t n,
+                                 const yard_plan_wish *wish, yard_error *err);
+
+/* Opens dir/name for writing. */
+yard_status yard_plan_open(FILE **out, const char *dir, const char *name, yard_error *err);
+/* Closes it; YARD_EIO if anything did not reach the disk. */
+yard_status yard_plan_close(FILE *f, const char *name, yard_error *err);
+
 #endif
