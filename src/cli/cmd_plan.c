@@ -84,6 +84,7 @@ int yard_cmd_plan(int argc, char **argv)
     } parts[] = {
         { "sweep", yard_plan_sweep_main },
         { "validate", yard_plan_validate_main },
+        { "scale", yard_plan_scale_main },
     };
 
     for (size_t i = 0; argc > 1 && i < sizeof(parts) / sizeof(parts[0]); i++)

@@ -35,6 +35,9 @@ static yard_plan_config prefill_config(const yard_plan_choice *decode, const yar
 {
     yard_plan_config c = decode->config;
 
+    /* the article has no times of prefill; DeepSeek's profile has */
+    if (!strcmp(c.profile->name, "article"))
+        c.profile = yard_plan_profile_find("deepseek");
     c.phase = YARD_PLAN_PREFILL;
     c.ep = ep;
     c.tp = tp;
@@ -161,8 +164,8 @@ static yard_status print_bounds(FILE *to, const yard_plan_choice *p, yard_error 
         }
     }
     fprintf(to,
-            "What bounds it: %s; for free, they would shorten the step by %.0f %%. The next is %s, "
-            "with "
+            "What bounds it: %s. If that took no time, the step would be %.0f %% shorter. The next "
+            "is %s, "
             "%.0f %%.\n",
             class_words[first], 100 * gain[first], class_words[second], 100 * gain[second]);
     return YARD_OK;
@@ -196,14 +199,15 @@ static void print_pools(FILE *to, const yard_plan_pools *pools, const yard_plan_
         return;
     }
     fprintf(to,
-            "Run prefill apart, on groups of %u x %s as EP %u = DP %u x TP %u (%s): %.0f prompt "
+            "Run prefill apart, on groups of %u x %s as EP %u = DP %u x TP %u (%s; efficiencies: "
+            "%s): %.0f prompt "
             "tokens/s "
             "a GPU, %.0f ms to a first token without queueing. For %u tokens in and %u out, %.2f "
             "prefill GPUs for each decode GPU at %.0f %% occupancy (fitted to a published day).\n",
             p->config.ep, p->config.gpu->name, p->config.ep, p->result.dp, p->config.tp,
-            yard_plan_schedule_name(p->config.schedule), p->result.tokens_per_s_per_gpu,
-            p->result.prompt_us * 1e-3, wish->in_tokens, wish->out_tokens, pools->gpus_ratio,
-            100 * wish->occupancy);
+            yard_plan_schedule_name(p->config.schedule), p->config.profile->name,
+            p->result.tokens_per_s_per_gpu, p->result.prompt_us * 1e-3, wish->in_tokens,
+            wish->out_tokens, pools->gpus_ratio, 100 * wish->occupancy);
     fprintf(
         to,
         "One decode group carries %.1f requests/s. Cost: %.3f USD a million output tokens, prefill "

@@ -174,4 +174,45 @@ yard_status yard_plan_open(FILE **out, const char *dir, const char *name, yard_e
 /* Closes it; YARD_EIO if anything did not reach the disk. */
 yard_status yard_plan_close(FILE *f, const char *name, yard_error *err);
 
+/* ---- scale.c ----------------------------------------------------------------------------- */
+
+typedef struct yard_plan_scale_row {
+    yard_plan_config config;
+    yard_plan_result result;
+    double against_first; /* tokens/s a GPU over the first row's */
+} yard_plan_scale_row;
+
+enum { YARD_PLAN_MAX_SCALE = 16 };
+
+/* Groups of ep[0..n) ranks, experts replicated where there are more ranks than experts, each with
+ * its best schedule. EPs that no number of spare slots below one an expert makes legal are left
+ * out. */
+yard_status yard_plan_scale(const yard_plan_config *base, const uint32_t *ep, uint32_t n,
+                            yard_plan_scale_row out[YARD_PLAN_MAX_SCALE], uint32_t *n_out,
+                            yard_error *err);
+
+/* A machine of a group is lost for an hour. */
+typedef struct yard_plan_failure {
+    uint32_t ep_before, ep_after; /* 0: no smaller legal group */
+    double restart_s;
+    double tokens_before, tokens_after; /* of that hour */
+    double lost;                        /* share */
+    double lost_with_spare;             /* if a spare machine takes its place after the restart */
+} yard_plan_failure;
+yard_status yard_plan_fail_node(const yard_plan_config *base, double restart_s,
+                                yard_plan_failure *out, yard_error *err);
+
+/* A day of traffic in 24 relative loads. */
+typedef struct yard_plan_day {
+    double requests_per_s[24];
+    uint32_t groups[24];   /* decode groups that run */
+    double group_capacity; /* requests/s */
+    uint32_t peak_groups;
+    double gpu_hours_fixed, gpu_hours_scaled; /* of the decode pool */
+    double usd_fixed, usd_scaled, usd_per_million;
+} yard_plan_day;
+yard_status yard_plan_run_day(const yard_plan_config *base, const double shape[24],
+                              double mean_requests_per_s, double out_tokens, double occupancy,
+                              yard_plan_day *out, yard_error *err);
+
 #endif

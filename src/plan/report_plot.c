@@ -124,12 +124,11 @@ typedef struct layer_bar {
 static yard_status layer_data(FILE *dat, const yard_plan_config *base, yard_error *err)
 {
     static const layer_bar bars[] = { { "EP8", 8, YARD_PLAN_NONE },
-                                      { "EP128\\nno overlap", 128, YARD_PLAN_NONE },
-                                      { "EP128\\ndispatch overlap", 128,
-                                        YARD_PLAN_DISPATCH_OVERLAP },
-                                      { "EP128\\nmicro-batches", 128, YARD_PLAN_MICRO_BATCH } };
+                                      { "EP128", 128, YARD_PLAN_NONE },
+                                      { "EP128 overlap", 128, YARD_PLAN_DISPATCH_OVERLAP },
+                                      { "EP128 micro", 128, YARD_PLAN_MICRO_BATCH } };
 
-    fprintf(dat, "series dispatch combine group_gemm gemm attention rest\n");
+    fprintf(dat, "# series, us: dispatch, combine, group GEMM, GEMM, attention, rest\n");
     for (size_t i = 0; i < sizeof(bars) / sizeof(bars[0]); i++) {
         yard_plan_config c = *base;
         yard_plan_result r;
@@ -165,12 +164,12 @@ yard_status yard_plan_plot_layer(const char *dir, const yard_plan_config *base, 
                "set style fill solid 0.9 border -1\nset boxwidth 0.6\nset yrange [0:*]\n"
                "set key invert\n");
     script_tail(f, "layer",
-                "plot \"layer.dat\" using 2:xtic(1) lc rgb \"#0072B2\" title columnheader(2), "
-                "\"\" using 3 lc rgb \"#56B4E9\" title columnheader(3), "
+                "plot \"layer.dat\" using 2:xtic(1) lc rgb \"#0072B2\" title \"dispatch\", "
+                "\"\" using 3 lc rgb \"#56B4E9\" title \"combine\", "
                 "\"\" using 4 lc rgb \"#D55E00\" title \"group GEMM\", "
                 "\"\" using 5 lc rgb \"#E69F00\" title \"GEMM\", "
-                "\"\" using 6 lc rgb \"#009E73\" title columnheader(6), "
-                "\"\" using 7 lc rgb \"#999999\" title columnheader(7)");
+                "\"\" using 6 lc rgb \"#009E73\" title \"attention\", "
+                "\"\" using 7 lc rgb \"#999999\" title \"rest\"");
     return yard_plan_close(f, "layer.gp", err);
 }
 
@@ -234,10 +233,11 @@ yard_status yard_plan_plot_crossover(const char *dir, const yard_plan_config *ba
 
 /* ---- roofline -------------------------------------------------------------------------------- */
 
-/* The article's bytes: one an element, all experts read. */
-static double article_bytes(double groups, double m, double n, double k)
+/* The article's bytes, one an element, but only of experts that have rows: with all of them points
+ * of few rows would lie above the roof. */
+static double article_bytes(double groups, double active, double m, double n, double k)
 {
-    return groups * (m * k + n * k + m * n);
+    return active * n * k + groups * (m * k + m * n);
 }
 
 static yard_status roofline_data(FILE *dat, const yard_plan_config *base, yard_error *err)
@@ -260,8 +260,8 @@ static yard_status roofline_data(FILE *dat, const yard_plan_config *base, yard_e
                 return st;
             groups = yard_plan_slots(&c);
             flops = 6 * groups * r.rows_per_expert * h * inter;
-            bytes = article_bytes(groups, r.rows_per_expert, 2 * inter, h) +
-                    article_bytes(groups, r.rows_per_expert, h, inter);
+            bytes = article_bytes(groups, r.active_experts, r.rows_per_expert, 2 * inter, h) +
+                    article_bytes(groups, r.active_experts, r.rows_per_expert, h, inter);
             fprintf(dat, "%.5g %.5g %g %u\n", flops / bytes, flops / r.group_gemm_us * 1e-6,
                     r.rows_per_expert, batch);
         }

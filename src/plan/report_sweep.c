@@ -23,8 +23,9 @@ void yard_plan_print_sweep(FILE *to, const yard_plan_choice *list, uint32_t n, b
         fprintf(to, "%-6s %5u %4u %4u %6u  %-17s %12.1f %12.0f %10.0f %8.1f  %s\n",
                 p->config.gpu->name, p->config.ep, p->result.dp, p->config.tp, p->config.batch,
                 yard_plan_schedule_name(p->config.schedule), p->result.tokens_per_s_per_request,
-                p->result.tokens_per_s_per_node, p->result.layer_us, p->result.memory.total_gb,
-                mark(p));
+                p->result.tokens_per_s_per_node,
+                p->config.model->n_experts ? p->result.layer_us : p->result.dense_layer_us,
+                p->result.memory.total_gb, mark(p));
     }
     fprintf(to, "%u points, %u of them fit, %u shown%s\n", n, n_fit, n_shown,
             all ? "" : " (the frontier of each EP; --all for the rest)");
