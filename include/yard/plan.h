@@ -31,7 +31,8 @@ typedef enum yard_plan_origin {
     YARD_PLAN_PUBLISHED, /* printed by somebody; the source is named beside it */
     YARD_PLAN_FITTED,    /* chosen so that published times come out */
     YARD_PLAN_MEASURED,  /* from a measurement file of this program or of this project's machines */
-    YARD_PLAN_EXACT      /* a count, or a floor: no efficiency in it */
+    YARD_PLAN_EXACT,     /* a count, or a floor: no efficiency in it */
+    YARD_PLAN_GIVEN      /* by the user */
 } yard_plan_origin;
 YARD_API const char *yard_plan_origin_name(yard_plan_origin origin); /* static */
 
@@ -127,6 +128,7 @@ typedef enum yard_plan_class {
     YARD_PLAN_COPY,   /* into and out of exchange buffers */
     YARD_PLAN_NVLINK,
     YARD_PLAN_NETWORK,
+    YARD_PLAN_ALL_REDUCE, /* of TP, over NVLink */
     YARD_PLAN_CLASS_COUNT
 } yard_plan_class;
 YARD_API const char *yard_plan_class_name(yard_plan_class c); /* static */

@@ -256,9 +256,11 @@ static yard_status draw(const sweep_args *args, const yard_plan_choice *list, ui
 static yard_status report(const sweep_args *args, const yard_plan_choice *list, uint32_t n,
                           yard_error *err)
 {
-    yard_status st;
+    yard_plan_pools pools;
+    /* a wish that nothing meets is told before anything is printed */
+    yard_status st = args->o.json ? YARD_OK : yard_plan_choose(list, n, &args->wish, &pools, err);
 
-    if (args->o.out_dir && (st = draw(args, list, n, err)))
+    if (st || (args->o.out_dir && (st = draw(args, list, n, err))))
         return st;
     if (args->o.json)
         return yard_plan_print_json(yard_plan_json_sweep(list, n), err);

@@ -373,7 +373,7 @@ yard_status yard_plan_options_resolve(yard_plan_options *o, bool *usage, yard_er
         return st;
     if (o->price >= 0) {
         o->gpu.price_per_hour = o->price;
-        o->gpu.price_origin = YARD_PLAN_EXACT;
+        o->gpu.price_origin = YARD_PLAN_GIVEN;
     }
     c->model = &o->model;
     c->gpu = &o->gpu;

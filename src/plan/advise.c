@@ -141,6 +141,7 @@ static const char *const class_words[YARD_PLAN_CLASS_COUNT] = {
     [YARD_PLAN_BMM] = "the absorbed products (k_b, v_b)",
     [YARD_PLAN_VECTOR] = "norms, quantisation and other small kernels",
     [YARD_PLAN_NETWORK] = "the exchange between experts",
+    [YARD_PLAN_ALL_REDUCE] = "the all-reduce of TP",
 };
 
 static yard_status print_bounds(FILE *to, const yard_plan_choice *p, yard_error *err)

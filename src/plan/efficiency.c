@@ -20,12 +20,13 @@ static const char *const class_names[YARD_PLAN_CLASS_COUNT] = {
     [YARD_PLAN_COPY] = "copy",
     [YARD_PLAN_NVLINK] = "nvlink",
     [YARD_PLAN_NETWORK] = "network",
+    [YARD_PLAN_ALL_REDUCE] = "all_reduce",
 };
 
 static const char *const origin_names[] = {
     [YARD_PLAN_ASSUMED] = "assumed", [YARD_PLAN_PUBLISHED] = "published",
     [YARD_PLAN_FITTED] = "fitted",   [YARD_PLAN_MEASURED] = "measured",
-    [YARD_PLAN_EXACT] = "exact",
+    [YARD_PLAN_EXACT] = "exact",     [YARD_PLAN_GIVEN] = "given",
 };
 
 const char *yard_plan_class_name(yard_plan_class c)
@@ -103,6 +104,7 @@ static const yard_plan_exchange pplx_exchange[] = {
                                 0,                                                                 \
                                 YARD_PLAN_PUBLISHED,                                               \
                                 "DeepEP docs/legacy.md, 128 tokens, EP16 to EP256" },              \
+        [YARD_PLAN_ALL_REDUCE] = { 0.7, 0.7, 10, 0, YARD_PLAN_ASSUMED, "one-shot kernels" },       \
     }
 
 static const yard_plan_profile profiles[] = {
@@ -117,7 +119,8 @@ static const yard_plan_profile profiles[] = {
                  [YARD_PLAN_VECTOR] = ONE(1, YARD_PLAN_EXACT, "floor"),
                  [YARD_PLAN_COPY] = ONE(1, YARD_PLAN_EXACT, "floor"),
                  [YARD_PLAN_NVLINK] = ONE(1, YARD_PLAN_EXACT, "floor"),
-                 [YARD_PLAN_NETWORK] = ONE(1, YARD_PLAN_EXACT, "floor") },
+                 [YARD_PLAN_NETWORK] = ONE(1, YARD_PLAN_EXACT, "floor"),
+                 [YARD_PLAN_ALL_REDUCE] = ONE(1, YARD_PLAN_EXACT, "floor") },
       .stretch = 1,
       .stretch_origin = YARD_PLAN_EXACT,
       .step_origin = YARD_PLAN_EXACT },
@@ -137,7 +140,9 @@ static const yard_plan_profile profiles[] = {
                  [YARD_PLAN_NVLINK] = { 0.28, 0.28, 41.6, 0, YARD_PLAN_PUBLISHED,
                                         "pplx-kernels README, EP8" },
                  [YARD_PLAN_NETWORK] = { 0.5, 0.5, 95, 0, YARD_PLAN_PUBLISHED,
-                                         "half of InfiniBand, stated for EP128" } },
+                                         "half of InfiniBand, stated for EP128" },
+                 [YARD_PLAN_ALL_REDUCE] = { 0.7, 0.7, 10, 0, YARD_PLAN_ASSUMED,
+                                            "one-shot kernels on 8 GPUs" } },
       .exchange = pplx_exchange,
       .n_exchange = sizeof(pplx_exchange) / sizeof(pplx_exchange[0]),
       .exchange_source = "pplx-kernels README at 12cecfd, 1 and 128 tokens",

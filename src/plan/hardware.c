@@ -192,7 +192,10 @@ static yard_status read_gpu(yard_plan_gpu *gpu, json_t *object, const char *path
 
 yard_status yard_plan_gpu_load(yard_plan_gpu *out, const char *path, yard_error *err)
 {
-    yard_plan_gpu gpu = { .size = sizeof(gpu), .source = "user's file" };
+    yard_plan_gpu gpu = { .size = sizeof(gpu),
+                          .origin = YARD_PLAN_GIVEN,
+                          .price_origin = YARD_PLAN_GIVEN,
+                          .source = "user's file" };
     json_error_t why;
     FILE *in = fopen(path, "rb");
     json_t *object;

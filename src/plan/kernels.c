@@ -112,7 +112,7 @@ static void add_all_reduce(builder *b, const char *name, uint8_t stage, double r
 
     if (b->c->tp == 1)
         return;
-    k = add(b, name, YARD_PLAN_NVLINK, stage, 0, 0, 16);
+    k = add(b, name, YARD_PLAN_ALL_REDUCE, stage, 0, 0, 16);
     k->nvlink_bytes = bytes;
     k->floor_us = bytes / b->c->gpu->nvlink_bytes_per_s * 1e6;
     k->bound = "nvlink";

@@ -286,7 +286,8 @@ static void fill_parts(const layer_sums *sums, const yard_plan_run *run, yard_pl
     r->group_gemm_us = sums->us[YARD_PLAN_GROUP_GEMM];
     r->gemm_us = sums->us[YARD_PLAN_GEMM];
     r->attention_us = sums->us[YARD_PLAN_ATTENTION] + sums->us[YARD_PLAN_PREFILL_ATTENTION];
-    r->rest_us = sums->us[YARD_PLAN_BMM] + sums->us[YARD_PLAN_VECTOR] + sums->us[YARD_PLAN_NVLINK];
+    r->rest_us =
+        sums->us[YARD_PLAN_BMM] + sums->us[YARD_PLAN_VECTOR] + sums->us[YARD_PLAN_ALL_REDUCE];
     r->wire_us = run->wire_us;
     r->idle_us = run->idle_us;
 }
