@@ -1,7 +1,9 @@
 /* switchyard plan: what a deployment will give. One point here; sweep, validate and scale have
  * files of their own. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include "cli/args.h"
 #include "cli/plan_options.h"
@@ -42,12 +44,20 @@ static const struct argp point_argp = {
         "  switchyard plan validate\n",
 };
 
+/* The timeline alone; the other drawings need a sweep. */
+static yard_status draw(const yard_plan_options *o, yard_error *err)
+{
+    if (mkdir(o->out_dir, 0777) != 0 && errno != EEXIST)
+        return yard_fail(err, YARD_EIO, "%s: cannot create: %s", o->out_dir, strerror(errno));
+    return yard_plan_draw_timeline(o->out_dir, &o->config, err);
+}
+
 static yard_status answer(const yard_plan_options *o, yard_error *err)
 {
     yard_plan_result r;
-    const yard_status st = yard_plan_point(&o->config, &r, err);
+    yard_status st = yard_plan_point(&o->config, &r, err);
 
-    if (st)
+    if (st || (o->out_dir && (st = draw(o, err))))
         return st;
     if (o->json)
         return yard_plan_print_json(yard_plan_json_point(&o->config, &r), err);

@@ -76,8 +76,8 @@ static const struct argp_option option_list[] = {
       3 },
     { NULL, 0, NULL, 0, "Output:", 4 },
     { "json", KEY_JSON, NULL, 0, "JSON instead of tables", 4 },
-    { "out", KEY_OUT, "DIR", 0, "Write plots (.svg, .png), their .dat and .gp, and report.html",
-      4 },
+    { "out", KEY_OUT, "DIR", 0,
+      "Draw timeline.svg there; sweep: plots (.svg, .png), their .dat and .gp, report.html", 4 },
     { 0 },
 };
 

@@ -277,6 +277,24 @@ static void check_crossover(list *l)
             micro_gain(l, 128, batch[i]), 0.01);
 }
 
+/* Rows an expert from which a product is bound by compute, by the article's bytes. */
+static double ridge(const yard_plan_gpu *g, double n, double k)
+{
+    double m = 1;
+
+    while (2 * m * n * k / g->fp8_flops < (m * k + n * k + m * n) / g->hbm_bytes_per_s)
+        m++;
+    return m;
+}
+
+static void check_ridge(list *l)
+{
+    const yard_plan_gpu *g = yard_plan_gpu_find("h100");
+
+    add(l, "C11", "group GEMM compute bound from m, gate and up", 334, ridge(g, 4096, 7168), 0);
+    add(l, "C11", "group GEMM compute bound from m, down", 363, ridge(g, 7168, 2048), 0);
+}
+
 static void check_floors(list *l)
 {
     const yard_plan_config ep8 = config("h100", "floor", 8, 128),
@@ -415,6 +433,7 @@ yard_status yard_plan_run_checks(yard_plan_check_result out[YARD_PLAN_MAX_CHECKS
     check_crossover(&l);
     check_wire(&l);
     check_step(&l);
+    check_ridge(&l);
     check_floors(&l);
     check_frontier(&l);
     check_shapes(&l);

@@ -120,14 +120,28 @@ const yard_plan_model *yard_plan_model_find(const char *name)
     return NULL;
 }
 
+static void keep_first(void *ctx, const char *line)
+{
+    char *first = ctx;
+
+    if (!first[0])
+        snprintf(first, YARD_PLAN_WHY_BYTES, "%s", line);
+}
+
 yard_status yard_plan_model_load(yard_plan_model *out, const char *dir, yard_error *err)
 {
+    char unknown[YARD_PLAN_WHY_BYTES] = "";
+    const yard_notify notify = { .warn = keep_first, .ctx = unknown };
     yard_model_config c;
-    const yard_status st = yard_model_config_load(&c, dir, NULL, err);
+    const yard_status st = yard_model_config_load(&c, dir, &notify, err);
     const char *base = strrchr(dir, '/');
 
     if (st)
         return st;
+    /* the engine goes on; a plan could be of another model, and nothing would show it */
+    if (unknown[0])
+        return yard_fail(err, YARD_ENOTSUP,
+                         "%s; a field the planner does not know may change the cost", unknown);
     *out = (yard_plan_model){
         .size = sizeof(*out),
         .attention = YARD_PLAN_MLA,

@@ -302,7 +302,7 @@ static void fill_rates(const yard_plan_config *c, yard_plan_result *r)
         r->tokens_per_step = c->chunk;
         r->prompt_us = r->step_us * ceil((double)c->prompt / c->chunk);
         r->tokens_per_s_per_request = 1e6 * c->prompt / r->prompt_us;
-        r->tokens_per_s_per_gpu = c->chunk / c->tp / r->step_us * 1e6;
+        r->tokens_per_s_per_gpu = (double)c->chunk / c->tp / r->step_us * 1e6;
     } else {
         /* a drafted token counts only if those before it were accepted */
         const double a = c->acceptance;

@@ -33,14 +33,19 @@ static json_t *json_parts(const yard_plan_result *r)
 
 static json_t *json_config(const yard_plan_config *c)
 {
-    return json_pack(
-        "{s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:i, s:i, s:i, s:i}",
-        "model", c->model->name, "gpu", c->gpu->name, "efficiency", c->profile->name, "phase",
-        c->phase == YARD_PLAN_PREFILL ? "prefill" : "decode", "schedule",
-        yard_plan_schedule_name(c->schedule), "ep", (int)c->ep, "dp", (int)yard_plan_dp(c), "tp",
-        (int)c->tp, "batch", (int)c->batch, "query", (int)c->query, "kv", (int)c->kv, "acceptance",
-        c->acceptance, "imbalance", c->imbalance, "redundant", (int)c->redundant, "weight_bits",
-        (int)yard_plan_weight_bits(c), "kv_bits", (int)c->kv_bits, "n_gpus", (int)c->ep);
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:i, s:i, "
+                     "s:i, s:i, s:s, s:s, s:f, s:s, s:s}",
+                     "model", c->model->name, "gpu", c->gpu->name, "efficiency", c->profile->name,
+                     "phase", c->phase == YARD_PLAN_PREFILL ? "prefill" : "decode", "schedule",
+                     yard_plan_schedule_name(c->schedule), "ep", (int)c->ep, "dp",
+                     (int)yard_plan_dp(c), "tp", (int)c->tp, "batch", (int)c->batch, "query",
+                     (int)c->query, "kv", (int)c->kv, "acceptance", c->acceptance, "imbalance",
+                     c->imbalance, "redundant", (int)c->redundant, "weight_bits",
+                     (int)yard_plan_weight_bits(c), "kv_bits", (int)c->kv_bits, "n_gpus",
+                     (int)c->ep, "gpu_origin", yard_plan_origin_name(c->gpu->origin), "gpu_source",
+                     c->gpu->source, "stretch", c->profile->stretch, "stretch_origin",
+                     yard_plan_origin_name(c->profile->stretch_origin), "step_origin",
+                     yard_plan_origin_name(c->profile->step_origin));
 }
 
 /* Adds value to object under key; takes value. */

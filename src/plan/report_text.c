@@ -16,6 +16,9 @@ static void print_head(FILE *to, const yard_plan_config *c, const yard_plan_resu
     if (!r->split && yard_plan_schedule_halves(c->schedule) == 2)
         fprintf(to, "one request cannot be split: run with dispatch overlap\n");
     fprintf(to, "device rates: %s (%s)\n", yard_plan_origin_name(c->gpu->origin), c->gpu->source);
+    if (c->nic)
+        fprintf(to, "network: %s, %s (%s)\n", c->nic->name, yard_plan_origin_name(c->nic->origin),
+                c->nic->source);
     if (c->model->n_experts)
         fprintf(to, "expert load: busiest rank %s%.2f x the mean\n", c->load ? "measured, " : "",
                 c->imbalance);

@@ -120,6 +120,12 @@ echo '{"bench":"mla_decode","device":"NVIDIA H100","p50_us":10,"floor_us":8,"ver
 expect 0 --measured "$dir/rows.jsonl"
 grep -q 'mla_attention.*measured' "$dir/out" || fail "a measured efficiency is not said to be measured"
 
+expect 0 --ep 128 --batch 64 --out "$dir/point"
+grep -q '<svg' "$dir/point/timeline.svg" || fail "no timeline"
+sed 's/"vocab_size"/"index_topk": 2048, "vocab_size"/' models/demo/config.json >"$dir/config.json"
+expect 1 --model "$dir/" # a field that may change the cost
+says 'index_topk'
+
 # ---- sweep ----
 expect 0 sweep --out "$dir/plots"
 grep -q '^Run decode on' "$dir/out" || fail "no recommendation"
