@@ -158,8 +158,8 @@ yard_status yard_plan_plot_layer(const char *dir, const yard_plan_config *base, 
     closed = yard_plan_close(f, "layer.dat", st ? NULL : err);
     if (st || (st = closed) || (st = yard_plan_open(&f, dir, "layer.gp", err)))
         return st;
-    script_head(f, "One MoE layer, 128 requests a GPU, exposed waiting within dispatch and combine",
-                "", "microseconds");
+    script_head(f, "One MoE layer, 128 requests a GPU (dispatch and combine include waiting)", "",
+                "microseconds");
     fprintf(f, "set style data histograms\nset style histogram rowstacked\n"
                "set style fill solid 0.9 border -1\nset boxwidth 0.6\nset yrange [0:*]\n"
                "set key invert\n");

@@ -91,6 +91,10 @@ static void pools(void **state)
     wish.in_tokens = 8000;
     assert_int_equal(yard_plan_choose(list, n, &wish, &p, NULL), YARD_OK);
     assert_true(p.gpus_ratio > 1.9 * ratio); /* longer prompts, and their attention */
+    ratio = p.gpus_ratio;
+    wish.occupancy = 0.3; /* half as full: twice as many */
+    assert_int_equal(yard_plan_choose(list, n, &wish, &p, NULL), YARD_OK);
+    assert_true(fabs(p.gpus_ratio / ratio - 2) < 1e-9);
     wish.min_speed = 50;
     assert_int_equal(yard_plan_choose(list, n, &wish, &p, NULL), YARD_OK);
     assert_true(p.decode.result.tokens_per_s_per_request >= 50);
@@ -300,6 +304,12 @@ static void larger(void **state)
     assert_int_equal(yard_plan_fail_node(&c, 120, &f, NULL), YARD_OK);
     assert_true(f.ep_after > 0 && f.ep_after <= 68);
     assert_true(f.lost > f.lost_with_spare && f.lost < 0.5);
+    {
+        const double quick = f.lost;
+        assert_int_equal(yard_plan_fail_node(&c, 1920, &f, NULL), YARD_OK);
+        /* half an hour more without tokens */
+        assert_true(fabs((1 - f.lost) / (1 - quick) - 1680.0 / 3480) < 1e-9);
+    }
     for (int h = 0; h < 24; h++)
         shape[h] = h == 12 ? 4 : 1;
     assert_int_equal(yard_plan_run_day(&c, shape, 1000, 1000, 0.9, &day, NULL), YARD_OK);
