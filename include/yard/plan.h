@@ -325,7 +325,8 @@ YARD_API yard_status yard_plan_predict(yard_plan_deployment out[YARD_PLAN_MAX_DE
                                        const yard_plan_profile *profile, uint32_t *n_out,
                                        yard_error *err);
 
-/* The stretch that makes the fit half of a stack come out, and the mean error left there. */
+/* The stretch and step time that make the fit half of a stack come out best, and the largest error
+ * that is left there. YARD_EINVAL for an unknown stack. */
 YARD_API yard_status yard_plan_fit(const char *stack, double *stretch, double *step_us,
                                    double *worst, yard_error *err);
 

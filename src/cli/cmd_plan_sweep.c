@@ -311,7 +311,9 @@ static yard_status sweep(sweep_args *args, bool *usage, yard_error *err)
 
 int yard_plan_sweep_main(int argc, char **argv)
 {
-    sweep_args args = { .wish = { .in_tokens = 4000, .out_tokens = 1000, .occupancy = 0.615 } };
+    sweep_args args = {
+        .wish = { .in_tokens = 4000, .out_tokens = 1000, .occupancy = YARD_PLAN_ONLINE_OCCUPANCY }
+    };
     yard_error err = { 0 };
     bool usage = false;
     yard_status st;

@@ -8,6 +8,10 @@
 #include "base/base.h"
 #include <yard/plan.h>
 
+/* The share of a day's capacity that the prompts of an online service used: fitted to D1, a run of
+ * the fit half (deployments.c). */
+#define YARD_PLAN_ONLINE_OCCUPANCY 0.615
+
 /* ---- kernels.c --------------------------------------------------------------------------- */
 
 /* The rows of one micro-batch, or of the whole batch. */
