@@ -67,6 +67,7 @@ list_test() {
     need "$(clang_runtime)" "sanitizer and fuzzer runtime of clang"
     need "$(first_known clang-format-14 clang-format)" "format check"
     need python3 "checks of the tree (standard library only)"
+    need gnuplot-nox "the planner's drawings"
 }
 
 list_long() {
