@@ -35,6 +35,27 @@ static void add_scaled(const float *part, uint32_t n, float f, float *acc)
         acc[i] = fmaf(part[i], f, acc[i]);
 }
 
+static float value_at(yard_dtype dtype, const void *row, uint32_t i)
+{
+    return dtype == YARD_BF16 ? yard_f32_from_bf16(((const uint16_t *)row)[i])
+                              : ((const float *)row)[i];
+}
+
+static void weighted_sum(yard_dtype dtype, const void *const *rows, const float *weight,
+                         uint32_t n_rows, uint32_t n, yard_dtype y_dtype, void *y)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        float sum = 0.0f;
+
+        for (uint32_t r = 0; r < n_rows; r++)
+            sum = fmaf(value_at(dtype, rows[r], i), weight[r], sum);
+        if (y_dtype == YARD_BF16)
+            ((uint16_t *)y)[i] = yard_bf16_from_f32(sum);
+        else
+            ((float *)y)[i] = sum;
+    }
+}
+
 /* The smallest power of two that is not below x; x > 0. */
 static float power_of_two_above(float x)
 {
@@ -82,6 +103,7 @@ const yard_convert yard_convert_c = {
     .round_bf16 = round_bf16,
     .quantise = quantise,
     .add_scaled = add_scaled,
+    .weighted_sum = weighted_sum,
 };
 
 bool yard_cpu_has_avx2(void)

@@ -129,26 +129,127 @@ static void quantise(const float *x, uint32_t n, bool ue8m0, uint8_t *codes, flo
         yard_convert_c.quantise(x + k, n - k, ue8m0, codes + k, scales + k / YARD_GROUP);
 }
 
+/* Eight values rounded to bf16, nearest even, in the low halves of words; a NaN stays quiet. */
+INLINE __m256i round_bits(__m256 v)
+{
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_srli_epi32(
+        _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
+    const __m256i nan = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
+
+    return _mm256_blendv_epi8(up, nan, _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
+}
+
+INLINE __m128i narrow_bf16(__m256 v)
+{
+    const __m256i r = round_bits(v);
+
+    return _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
+}
+
 static void round_bf16(const float *x, uint32_t n, uint16_t *y)
 {
     uint32_t i = 0;
 
-    for (; i + 8 <= n; i += 8) {
-        const __m256 v = _mm256_loadu_ps(x + i);
-        const __m256i bits = _mm256_castps_si256(v);
-        const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-        const __m256i up = _mm256_srli_epi32(
-            _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
-        const __m256i nan = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
-        const __m256i r =
-            _mm256_blendv_epi8(up, nan, _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
-
-        _mm_storeu_si128(
-            (__m128i *)(void *)(y + i),
-            _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
-    }
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128((__m128i *)(void *)(y + i), narrow_bf16(_mm256_loadu_ps(x + i)));
     for (; i < n; i++)
         y[i] = yard_bf16_from_f32(x[i]);
+}
+
+/* Sums of 16 bf16 columns: even ones and odd ones apart, since two halves of a word widen with one
+ * instruction each, and are put in order once, at the end. */
+typedef struct sum16 {
+    __m256 even, odd;
+} sum16;
+
+INLINE void add_bf16(sum16 *sum, const uint16_t *row, __m256 weight)
+{
+    const __m256i raw = _mm256_loadu_si256((const __m256i *)(const void *)row);
+    const __m256i high = _mm256_set1_epi32((int)0xffff0000u);
+
+    sum->even = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(raw, 16)), weight, sum->even);
+    sum->odd = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(raw, high)), weight, sum->odd);
+}
+
+INLINE void store_sum16(const sum16 *sum, yard_dtype dtype, void *y, uint32_t i)
+{
+    const __m256 low = _mm256_unpacklo_ps(sum->even, sum->odd);
+    const __m256 high = _mm256_unpackhi_ps(sum->even, sum->odd);
+
+    if (dtype == YARD_BF16) {
+        const __m256i pair =
+            _mm256_or_si256(round_bits(sum->even), _mm256_slli_epi32(round_bits(sum->odd), 16));
+        _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)y + i), pair);
+        return;
+    }
+    _mm256_storeu_ps((float *)y + i, _mm256_permute2f128_ps(low, high, 0x20));
+    _mm256_storeu_ps((float *)y + i + 8, _mm256_permute2f128_ps(low, high, 0x31));
+}
+
+/* 32 columns at a time: the sums stay in registers, every row is read once. */
+INLINE uint32_t sum_bf16(const void *const *rows, const float *weight, uint32_t n_rows, uint32_t n,
+                         yard_dtype y_dtype, void *y)
+{
+    uint32_t i = 0;
+
+    for (; i + 32 <= n; i += 32) {
+        sum16 sum[2] = { { _mm256_setzero_ps(), _mm256_setzero_ps() },
+                         { _mm256_setzero_ps(), _mm256_setzero_ps() } };
+
+        for (uint32_t r = 0; r < n_rows; r++) {
+            const __m256 w = _mm256_broadcast_ss(weight + r);
+            add_bf16(&sum[0], (const uint16_t *)rows[r] + i, w);
+            add_bf16(&sum[1], (const uint16_t *)rows[r] + i + 16, w);
+        }
+        store_sum16(&sum[0], y_dtype, y, i);
+        store_sum16(&sum[1], y_dtype, y, i + 16);
+    }
+    return i;
+}
+
+INLINE uint32_t sum_f32(const void *const *rows, const float *weight, uint32_t n_rows, uint32_t n,
+                        yard_dtype y_dtype, void *y)
+{
+    uint32_t i = 0;
+
+    for (; i + 8 <= n; i += 8) {
+        __m256 sum = _mm256_setzero_ps();
+
+        for (uint32_t r = 0; r < n_rows; r++)
+            sum = _mm256_fmadd_ps(_mm256_loadu_ps((const float *)rows[r] + i),
+                                  _mm256_broadcast_ss(weight + r), sum);
+        if (y_dtype == YARD_BF16)
+            _mm_storeu_si128((__m128i *)(void *)((uint16_t *)y + i), narrow_bf16(sum));
+        else
+            _mm256_storeu_ps((float *)y + i, sum);
+    }
+    return i;
+}
+
+enum { MAX_SUMMED_ROWS = 32 };
+
+static void weighted_sum(yard_dtype dtype, const void *const *rows, const float *weight,
+                         uint32_t n_rows, uint32_t n, yard_dtype y_dtype, void *y)
+{
+    const void *rest[MAX_SUMMED_ROWS];
+    uint32_t done;
+
+    if (n_rows > MAX_SUMMED_ROWS) {
+        yard_convert_c.weighted_sum(dtype, rows, weight, n_rows, n, y_dtype, y);
+        return;
+    }
+    if (dtype == YARD_F32)
+        done = sum_f32(rows, weight, n_rows, n, y_dtype, y);
+    else if (y_dtype == YARD_BF16)
+        done = sum_bf16(rows, weight, n_rows, n, YARD_BF16, y);
+    else
+        done = sum_bf16(rows, weight, n_rows, n, YARD_F32, y);
+    for (uint32_t r = 0; r < n_rows; r++)
+        rest[r] = (const uint8_t *)rows[r] + done * yard_dtype_bytes(dtype);
+    yard_convert_c.weighted_sum(dtype, rest, weight, n_rows, n - done, y_dtype,
+                                (uint8_t *)y + done * yard_dtype_bytes(y_dtype));
 }
 
 const yard_convert yard_convert_avx2 = {
@@ -157,6 +258,7 @@ const yard_convert yard_convert_avx2 = {
     .round_bf16 = round_bf16,
     .quantise = quantise,
     .add_scaled = add_scaled,
+    .weighted_sum = weighted_sum,
 };
 
 #endif

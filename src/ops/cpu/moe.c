@@ -161,6 +161,8 @@ void yard_cpu_moe_scatter(yard_stream s, const yard_moe_scatter_args *a)
     yard_pool_run(s->pool, scatter_token, &job, (uint32_t)*a->n_tokens);
 }
 
+enum { MAX_TOP_K = 64 }; /* as config.h's YARD_MAX_TOP_K */
+
 struct gather_job {
     yard_stream s;
     const yard_moe_gather_args *a;
@@ -170,19 +172,20 @@ static void gather_token(void *ctx, uint32_t i, uint32_t thread)
 {
     const struct gather_job *job = ctx;
     const yard_moe_gather_args *a = job->a;
-    const cpu_kernels *k = job->s->kernels;
-    float *values = job->s->scratch[thread].row;
-    float *y = a->y + (size_t)i * a->n_cols;
+    const size_t row_bytes = a->expert_y.ld * yard_dtype_bytes(a->expert_y.dtype);
+    const int32_t *row_index = a->row_index + (size_t)i * a->top_k;
+    const void *rows[MAX_TOP_K];
+    float weight[MAX_TOP_K];
+    uint32_t n = 0;
 
-    memset(y, 0, a->n_cols * sizeof(float));
-    for (uint32_t j = 0; j < a->top_k; j++) {
-        const int32_t row = a->row_index[(size_t)i * a->top_k + j];
-
-        if (row < 0)
-            continue;
-        yard_cpu_read_row(k, a->expert_y, (size_t)row, 0, a->n_cols, values);
-        k->convert->add_scaled(values, a->n_cols, a->weight[(size_t)i * a->top_k + j], y);
-    }
+    (void)thread;
+    for (uint32_t k = 0; k < a->top_k; k++)
+        if (row_index[k] >= 0) {
+            rows[n] = (const uint8_t *)a->expert_y.data + (size_t)row_index[k] * row_bytes;
+            weight[n++] = a->weight[(size_t)i * a->top_k + k];
+        }
+    job->s->kernels->convert->weighted_sum(a->expert_y.dtype, rows, weight, n, a->n_cols, YARD_F32,
+                                           a->y + (size_t)i * a->n_cols);
 }
 
 void yard_cpu_moe_gather(yard_stream s, const yard_moe_gather_args *a)
