@@ -57,7 +57,7 @@ list_build() {
     need libjansson-dev "reads config.json and tokenizer.json"
     need libpcre2-dev "the tokenizer's split patterns"
     need libutf8proc-dev "the tokenizer's Unicode normalisation"
-    need libmd-dev "SHA-256 of chat templates"
+    need libmd-dev "SHA-256 of chat templates and of proofs between ranks"
 }
 
 list_test() {
@@ -67,6 +67,8 @@ list_test() {
     need "$(clang_runtime)" "sanitizer and fuzzer runtime of clang"
     need "$(first_known clang-format-14 clang-format)" "format check"
     need python3 "checks of the tree (standard library only)"
+    need libfabric-dev "transport for InfiniBand and EFA: headers, and the library that tests load"
+    need iproute2 "network namespaces as nodes in tests"
     need gnuplot-nox "the planner's drawings"
 }
 

@@ -15,6 +15,7 @@ int yard_cmd_generate(int argc, char **argv);
 int yard_cmd_chat(int argc, char **argv);
 int yard_cmd_logits(int argc, char **argv);
 int yard_cmd_bench(int argc, char **argv);
+int yard_cmd_run(int argc, char **argv);
 int yard_cmd_plan(int argc, char **argv);
 
 /* MODEL is a directory, or what it is instead. Errors: YARD_EIO. */

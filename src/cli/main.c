@@ -20,6 +20,7 @@ static const struct command {
     { "inspect", yard_cmd_inspect, "parameters, KV bytes and memory per rank of a model" },
     { "synth", yard_cmd_synth, "write a checkpoint with random weights" },
     { "bench", yard_cmd_bench, "measure speed" },
+    { "run", yard_cmd_run, "start the ranks of a job on this machine" },
     { "plan", yard_cmd_plan, "predict what a deployment will give" },
 };
 

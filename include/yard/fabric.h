@@ -1,0 +1,142 @@
+/* Symmetric memory between the ranks of a job, and exactly three ways to touch a peer: put with
+ * signal, signal, wait. Everything the libraries above exchange goes through these.
+ *
+ *   - Every rank has a heap of the same size and layout; a yard_sym is an offset in it, valid at
+ *     every rank.
+ *   - A signal word is 8 bytes of the heap. Signals *add*; a waiter waits for *at least n*. A word
+ *     has exactly one writing rank. No order between messages is assumed: a signal says that its
+ *     own put has arrived, and nothing about any other.
+ *   - There is no fence, no flush and no remote read.
+ *
+ * Sources of puts lie in the heap too (library staging, registered once); they must stay unchanged
+ * until the protocol above proves that the peer has the data. src may be any memory for transports
+ * that copy at once (yard_fabric_copies()).
+ *
+ * Threads: put, signal and wait of one fabric from one thread at a time; several fabrics in one
+ * process are independent. */
+#ifndef YARD_FABRIC_H
+#define YARD_FABRIC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include <yard/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct yard_fabric yard_fabric;
+
+typedef uint64_t yard_sym;      /* offset in the symmetric heap */
+typedef uint64_t yard_deadline; /* monotonic clock in microseconds, as yard_fabric_deadline() */
+
+typedef struct yard_fabric_config {
+    size_t size;   /* set by the initialiser */
+    uint32_t rank; /* required with n_ranks, or both 0 to read the environment, see
+                      yard_fabric_config_from_env() */
+    uint32_t n_ranks;
+    size_t heap_bytes;       /* required, equal on all ranks */
+    const char *transport;   /* NULL: shm if all ranks are on one node, else tcp; or "shm", "tcp",
+                                "libfabric" */
+    const char *provider;    /* libfabric only: "tcp", "verbs", "efa", ..; NULL: best there is */
+    const char *rendezvous;  /* where rank 0 listens: "host:port", or "unix:NAME" when all ranks are
+                                on one node. NULL with n_ranks 1 */
+    const char *secret;      /* job secret, equal on all ranks; connections without it are refused.
+                                NULL: the rendezvous string itself */
+    const char *bind_host;   /* address other nodes reach this rank at; default 127.0.0.1 */
+    uint64_t config_hash;    /* hash of what the caller needs equal on all ranks; 0: nothing */
+    const char *config_text; /* the same for people; shown for both ranks when hashes differ */
+    uint64_t start_timeout_us; /* each start stage; default 60 s */
+    uint64_t timeout_us;       /* default deadline of waits, for callers; default 5 s */
+    bool force_network;        /* treat every rank as its own node (tests) */
+    void (*notice)(void *ctx,
+                   const char *line); /* start stages that take long say who is missing */
+    void *notice_ctx;
+} yard_fabric_config;
+
+#define YARD_FABRIC_CONFIG_INIT                                                                    \
+    {                                                                                              \
+        .size = sizeof(yard_fabric_config), .start_timeout_us = 60000000, .timeout_us = 5000000    \
+    }
+
+/* Fills rank, n_ranks and rendezvous from the environment, first match: YARD_RANK/YARD_SIZE/
+ * YARD_RENDEZVOUS (set by `switchyard run`), Open MPI and PMIx, Slurm, torchrun-style
+ * RANK/WORLD_SIZE/MASTER_ADDR/MASTER_PORT, Kubernetes indexed jobs. Strings point into *storage.
+ * Errors: YARD_EINVAL naming a variable that is missing or no number. *found is false and the
+ * config unchanged when no scheme is present. */
+typedef struct yard_fabric_env {
+    char rendezvous[256], secret[128], bind_host[128];
+    const char *scheme; /* "switchyard run", "Open MPI", ..; NULL when none */
+} yard_fabric_env;
+YARD_API yard_status yard_fabric_config_from_env(yard_fabric_config *config,
+                                                 yard_fabric_env *storage, yard_error *err);
+
+/* Collective: returns on all ranks, or fails on all within start_timeout_us; the message names the
+ * stage ("rendezvous", "peers", "heap", ..) and the missing ranks. The heap is touched (no page
+ * fault later), zeroed, 64-byte aligned. Nothing is left behind when processes die. On success the
+ * caller owns *out. Errors: YARD_EINVAL, YARD_ETIMEDOUT, YARD_EPEER, YARD_ENOMEM, YARD_EIO,
+ * YARD_ENOTSUP (a transport that this machine lacks: what is missing is named). */
+YARD_API yard_status yard_fabric_create(yard_fabric **out, const yard_fabric_config *config,
+                                        yard_error *err);
+
+/* Not collective. Peers that wait for this rank later see YARD_EPEER. NULL is fine. */
+YARD_API void yard_fabric_destroy(yard_fabric *fabric);
+
+YARD_API uint32_t yard_fabric_rank(const yard_fabric *fabric);
+YARD_API uint32_t yard_fabric_size(const yard_fabric *fabric);
+/* Number of the node that a rank is on, counted from 0 in order of first rank. */
+YARD_API uint32_t yard_fabric_node(const yard_fabric *fabric, uint32_t rank);
+/* "shm" and the reason for it ("all 2 ranks are on one node"). Owned by the fabric. */
+YARD_API const char *yard_fabric_transport(const yard_fabric *fabric, const char **reason);
+
+/* Local address of a heap offset. */
+YARD_API void *yard_fabric_local(const yard_fabric *fabric, yard_sym at);
+YARD_API size_t yard_fabric_heap_bytes(const yard_fabric *fabric);
+
+/* True when put_signal has read its source before it returns, so that any memory may be a source
+ * and nothing needs to stay unchanged. */
+YARD_API bool yard_fabric_copies(const yard_fabric *fabric);
+
+/* Copies n_bytes from src to dst on rank peer; once they are visible there, adds value to the
+ * signal word sig there. Returns at once, never blocks on the network. n_bytes may be 0. peer may
+ * be this rank. Errors: YARD_EINVAL (outside the heap), YARD_EPEER (lost). */
+YARD_API yard_status yard_fabric_put_signal(yard_fabric *fabric, yard_sym dst, const void *src,
+                                            size_t n_bytes, yard_sym sig, uint64_t value,
+                                            uint32_t peer);
+
+/* Adds value to the signal word sig on rank peer. Returns at once. */
+YARD_API yard_status yard_fabric_signal(yard_fabric *fabric, yard_sym sig, uint64_t value,
+                                        uint32_t peer);
+
+/* Waits until the local signal word sig, written by rank peer, is at least n; on return everything
+ * that its signals announced is visible. Errors: YARD_ETIMEDOUT at the deadline, YARD_EPEER as soon
+ * as peer is known to be lost, each naming the rank and its address. */
+YARD_API yard_status yard_fabric_wait_until(yard_fabric *fabric, yard_sym sig, uint64_t at_least,
+                                            uint32_t peer, yard_deadline until);
+
+/* The word's value now, with acquire order: for callers that poll several words. */
+YARD_API uint64_t yard_fabric_read_signal(const yard_fabric *fabric, yard_sym sig);
+
+/* A deadline timeout_us from now; yard_fabric_config.timeout_us when 0. */
+YARD_API yard_deadline yard_fabric_deadline(const yard_fabric *fabric, uint64_t timeout_us);
+
+/* YARD_EPEER once any peer is lost (process gone, connection broken); never blocks. *lost_rank (may
+ * be NULL) names the first one. A peer that has destroyed its fabric left in order and is not lost:
+ * only waits for it and puts to it fail, or the end of every job would look like a failure. */
+YARD_API yard_status yard_fabric_poll(yard_fabric *fabric, uint32_t *lost_rank);
+
+/* Message of the last failure of a call on this fabric; "" if there was none. */
+YARD_API const char *yard_fabric_error(const yard_fabric *fabric);
+
+/* What went over the wire to other ranks, for tests and benches. */
+typedef struct yard_fabric_stats {
+    uint64_t n_puts, n_put_bytes, n_signals;
+} yard_fabric_stats;
+YARD_API void yard_fabric_get_stats(const yard_fabric *fabric, yard_fabric_stats *out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

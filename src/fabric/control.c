@@ -1,0 +1,323 @@
+/* Meshes of sockets between all ranks, and the control connections among them: no transport tells a
+ * rank that only waits that its peer has died, so every pair of ranks holds a connection that
+ * carries nothing but its own end. A thread sleeps on all of them.
+ *
+ * A peer that leaves in order says so by one byte; an end without it is a loss. A stopped process
+ * (SIGSTOP) keeps its connections: deadlines find it, and it may go on. */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "fabric/fabric_impl.h"
+
+enum {
+    SPARE_CONNECTIONS = 64,
+    RETRY_MS = 2,
+    BYE = 'B',
+    MIN_SILENCE_US = 3000000, /* a link that is cut for a second must survive */
+    STOP = UINT32_MAX         /* epoll tag of control_stop */
+};
+
+/* First frame on a connection of a mesh. */
+typedef struct introduction {
+    uint8_t job_id[YARD_JOB_ID_BYTES]; /* of this very group, not of one before it */
+    uint32_t channel, rank;
+} introduction;
+
+typedef struct mesh {
+    yard_fabric *f;
+    uint32_t channel, n_accepted;
+    bool allow_unix;
+    int *fds;
+    bool *missing; /* [n_ranks] */
+} mesh;
+
+/* ---- connecting all with all --------------------------------------------------------------------
+ */
+
+static uint64_t silence_us(const yard_fabric *f)
+{
+    return f->config.timeout_us > MIN_SILENCE_US ? f->config.timeout_us : MIN_SILENCE_US;
+}
+
+static int connect_once(const mesh *m, uint32_t rank, const char **why)
+{
+    const yard_fabric *f = m->f;
+    const yard_peer *p = &f->peers[rank];
+    int fd;
+
+    if (m->allow_unix && p->node == f->peers[f->rank].node)
+        return yard_connect_unix(p->unix_name, why);
+    *why = "it has no TCP listener";
+    errno = ENOTCONN;
+    fd = p->port ? yard_connect_tcp(p->host, p->port, f->stage.until, why) : -1;
+    if (fd >= 0)
+        yard_tune_tcp(fd, silence_us(f));
+    return fd;
+}
+
+/* To a rank below: its listener has been there since the rendezvous, but its queue may be full. */
+static yard_status connect_rank(mesh *m, uint32_t rank, yard_error *err)
+{
+    yard_fabric *f = m->f;
+    const char *who = f->peers[rank].name, *why = "";
+    introduction me = { .channel = m->channel, .rank = f->rank };
+    yard_conn conn = { .fd = -1 };
+    yard_status st = YARD_EAGAIN;
+
+    memcpy(me.job_id, f->job_id, sizeof(me.job_id));
+    while (st == YARD_EAGAIN) {
+        const int wait_ms = yard_stage_wait_ms(f, who);
+
+        if (wait_ms == 0)
+            return yard_fail(err, YARD_ETIMEDOUT, "fabric: %s: cannot connect to %s: %s",
+                             f->stage.name, who, why);
+        conn.fd = connect_once(m, rank, &why);
+        if (conn.fd >= 0) {
+            st = yard_auth_connect(&conn, f->text.secret, who, f->stage.until, err);
+            why = "connection closed";
+            if (st == YARD_OK &&
+                !yard_frame_send(conn.fd, YARD_FRAME_PEER, &me, sizeof(me), f->stage.until))
+                st = YARD_EAGAIN;
+        }
+        if (st == YARD_OK) {
+            m->fds[rank] = conn.fd;
+            conn.fd = -1;
+        }
+        yard_conn_close(&conn);
+        if (st == YARD_EAGAIN) {
+            st = yard_rendezvous_check(f, err);
+            poll(NULL, 0, st == YARD_OK ? RETRY_MS : 0);
+            st = st == YARD_OK ? YARD_EAGAIN : st;
+        }
+    }
+    return st;
+}
+
+/* A rank above has connected. What does not belong to this group is closed without a word. */
+static yard_status accept_rank(void *ctx, yard_conn *conn, yard_error *err)
+{
+    mesh *m = ctx;
+    introduction who;
+
+    if (conn->header[0] != YARD_FRAME_PEER || conn->header[1] != sizeof(who))
+        return YARD_OK;
+    memcpy(&who, conn->data, sizeof(who));
+    if (memcmp(who.job_id, m->f->job_id, sizeof(who.job_id)) || who.channel != m->channel ||
+        who.rank >= m->f->n_ranks || !m->missing[who.rank])
+        return YARD_OK;
+    yard_tune_tcp(conn->fd, silence_us(m->f));
+    m->fds[who.rank] = conn->fd;
+    conn->fd = -1;
+    m->missing[who.rank] = false;
+    m->n_accepted++;
+    return YARD_OK;
+}
+
+static yard_status accept_ranks(mesh *m, yard_error *err)
+{
+    yard_fabric *f = m->f;
+    yard_acceptor *acceptor = NULL;
+    yard_status st = yard_acceptor_create(&acceptor, f->text.secret, f->n_ranks + SPARE_CONNECTIONS,
+                                          accept_rank, m, err);
+
+    if (st == YARD_OK) {
+        yard_acceptor_add_listener(acceptor, f->listen_unix);
+        yard_acceptor_add_listener(acceptor, f->listen_tcp);
+    }
+    while (st == YARD_OK && m->n_accepted < f->n_ranks - 1 - f->rank) {
+        char whom[256];
+        int wait_ms;
+
+        yard_ranks_text(whom, sizeof(whom), m->missing, f->n_ranks);
+        wait_ms = yard_stage_wait_ms(f, whom);
+        if (wait_ms == 0)
+            st = yard_fail(err, YARD_ETIMEDOUT, "fabric: %s: no connection from %s after %.1f s",
+                           f->stage.name, whom, (double)f->config.start_timeout_us / 1e6);
+        else
+            st = yard_acceptor_step(acceptor, yard_rendezvous_fd(f), wait_ms, err);
+        if (st == YARD_OK)
+            st = yard_rendezvous_check(f, err);
+    }
+    yard_acceptor_destroy(acceptor);
+    return st;
+}
+
+/* First to all ranks below, then the ranks above are taken: rank 0 takes at once, so rank 1 gets
+ * through and takes, and so on; nobody waits in a circle. */
+yard_status yard_mesh_connect(yard_fabric *f, uint32_t channel, bool allow_unix, int *fds,
+                              yard_error *err)
+{
+    mesh m = { .f = f, .channel = channel, .allow_unix = allow_unix, .fds = fds };
+    yard_status st = YARD_OK;
+
+    for (uint32_t r = 0; r < f->n_ranks; r++)
+        fds[r] = -1;
+    m.missing = calloc(f->n_ranks, sizeof(*m.missing));
+    if (!m.missing)
+        return yard_fail(err, YARD_ENOMEM, "fabric: room for %u ranks", f->n_ranks);
+    for (uint32_t r = f->rank + 1; r < f->n_ranks; r++)
+        m.missing[r] = true;
+    for (uint32_t r = 0; r < f->rank && st == YARD_OK; r++)
+        st = connect_rank(&m, r, err);
+    if (st == YARD_OK)
+        st = accept_ranks(&m, err);
+    free(m.missing);
+    if (st == YARD_OK)
+        st = yard_rendezvous_exchange(f, NULL, 0, NULL, err);
+    for (uint32_t r = 0; r < f->n_ranks && st != YARD_OK; r++) {
+        if (fds[r] >= 0)
+            close(fds[r]);
+        fds[r] = -1;
+    }
+    return st;
+}
+
+/* ---- peers that go away ------------------------------------------------------------ */
+
+void yard_peer_mark(yard_fabric *f, uint32_t rank, yard_peer_state state, int why)
+{
+    yard_peer *p = &f->peers[rank];
+    uint32_t live = YARD_PEER_LIVE, none = UINT32_MAX;
+
+    atomic_store_explicit(&p->lost_errno, why, memory_order_relaxed);
+    if (!atomic_compare_exchange_strong(&p->state, &live, (uint32_t)state))
+        return;
+    if (state == YARD_PEER_LOST)
+        atomic_compare_exchange_strong(&f->first_lost, &none, rank);
+    /* After the state: a waiter that sees the new count finds the new state. */
+    atomic_fetch_add(&f->n_gone, 1);
+    if (f->ops->wake)
+        f->ops->wake(f);
+}
+
+yard_status yard_peer_fail(const yard_fabric *f, uint32_t rank, yard_error *err)
+{
+    const yard_peer *p = &f->peers[rank];
+    const int why = atomic_load_explicit(&p->lost_errno, memory_order_relaxed);
+
+    if (atomic_load_explicit(&p->state, memory_order_acquire) == YARD_PEER_LEFT)
+        return yard_fail(err, YARD_EPEER, "fabric: %s has left the group", p->name);
+    return yard_fail(err, YARD_EPEER, "fabric: %s is lost: %s", p->name,
+                     why ? strerror(why) : "its process has ended");
+}
+
+static void read_control(yard_fabric *f, uint32_t rank)
+{
+    const int fd = f->peers[rank].control_fd;
+    char byte = 0;
+    const ssize_t n = recv(fd, &byte, 1, 0);
+    const int code = n < 0 ? errno : 0;
+
+    if (n < 0 && (code == EAGAIN || code == EWOULDBLOCK || code == EINTR))
+        return;
+    epoll_ctl(f->control_epoll, EPOLL_CTL_DEL, fd, NULL);
+    if (n == 1 && byte == BYE)
+        yard_peer_mark(f, rank, YARD_PEER_LEFT, 0);
+    else /* unix sockets report the end of a process with unread data as a reset */
+        yard_peer_mark(f, rank, YARD_PEER_LOST, code == ECONNRESET ? 0 : code);
+}
+
+static void *control_main(void *arg)
+{
+    enum { N_EVENTS = 16 };
+    struct epoll_event events[N_EVENTS];
+    yard_fabric *f = arg;
+
+    for (;;) {
+        const int n = epoll_wait(f->control_epoll, events, N_EVENTS, -1);
+
+        for (int i = 0; i < n; i++) {
+            if (events[i].data.u32 == STOP)
+                return NULL;
+            read_control(f, events[i].data.u32);
+        }
+        if (n < 0 && errno != EINTR)
+            return NULL;
+    }
+}
+
+/* ---- start and end ----------------------------------------------------------------- */
+
+yard_status yard_control_connect(yard_fabric *f, yard_error *err)
+{
+    int *fds = calloc(f->n_ranks, sizeof(*fds));
+    yard_status st;
+
+    if (!fds)
+        return yard_fail(err, YARD_ENOMEM, "fabric: room for %u ranks", f->n_ranks);
+    yard_stage_begin(f, "peers");
+    st = yard_mesh_connect(f, 0, true, fds, err);
+    for (uint32_t r = 0; r < f->n_ranks; r++)
+        f->peers[r].control_fd = fds[r];
+    free(fds);
+    return st;
+}
+
+static bool watch(yard_fabric *f, int fd, uint32_t tag)
+{
+    struct epoll_event event = { .events = EPOLLIN, .data.u32 = tag };
+
+    return fd < 0 || epoll_ctl(f->control_epoll, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+yard_status yard_control_start(yard_fabric *f, yard_error *err)
+{
+    sigset_t all, before;
+    bool ok;
+    int rc;
+
+    if (f->n_ranks == 1)
+        return YARD_OK;
+    f->control_epoll = epoll_create1(EPOLL_CLOEXEC);
+    f->control_stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    ok = f->control_epoll >= 0 && f->control_stop >= 0 && watch(f, f->control_stop, STOP);
+    for (uint32_t r = 0; r < f->n_ranks && ok; r++)
+        ok = watch(f, f->peers[r].control_fd, r);
+    if (!ok)
+        return yard_fail(err, YARD_EIO, "fabric: epoll: %s", strerror(errno));
+    sigfillset(&all); /* the program's signals are handled on its own threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    rc = pthread_create(&f->control_thread, NULL, control_main, f);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc != 0)
+        return yard_fail(err, YARD_ENOMEM, "fabric: control thread: %s", strerror(rc));
+    f->control_runs = true;
+    return YARD_OK;
+}
+
+void yard_control_stop(yard_fabric *f)
+{
+    if (f->control_runs) {
+        eventfd_write(f->control_stop, 1);
+        pthread_join(f->control_thread, NULL);
+        f->control_runs = false;
+    }
+    if (f->control_stop >= 0)
+        close(f->control_stop);
+    if (f->control_epoll >= 0)
+        close(f->control_epoll);
+    f->control_stop = f->control_epoll = -1;
+}
+
+void yard_control_close(yard_fabric *f)
+{
+    const char bye = BYE;
+
+    for (uint32_t r = 0; r < f->n_ranks; r++) {
+        const int fd = f->peers[r].control_fd;
+
+        if (fd < 0)
+            continue;
+        /* A lost peer is nobody's concern here. */
+        (void)!send(fd, &bye, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+        close(fd);
+        f->peers[r].control_fd = -1;
+    }
+}

@@ -1,0 +1,238 @@
+/* What all transports have in common: checks, waits, statistics. */
+#include <sched.h>
+
+#include "fabric/fabric_impl.h"
+
+/* ---- questions --------------------------------------------------------------------- */
+
+uint32_t yard_fabric_rank(const yard_fabric *f)
+{
+    return f->rank;
+}
+
+uint32_t yard_fabric_size(const yard_fabric *f)
+{
+    return f->n_ranks;
+}
+
+uint32_t yard_fabric_node(const yard_fabric *f, uint32_t rank)
+{
+    return rank < f->n_ranks ? f->peers[rank].node : 0;
+}
+
+const char *yard_fabric_transport(const yard_fabric *f, const char **reason)
+{
+    if (reason)
+        *reason = f->reason;
+    return f->ops->name;
+}
+
+void *yard_fabric_local(const yard_fabric *f, yard_sym at)
+{
+    return at <= f->heap_bytes ? f->heap + at : NULL;
+}
+
+size_t yard_fabric_heap_bytes(const yard_fabric *f)
+{
+    return f->heap_bytes;
+}
+
+bool yard_fabric_copies(const yard_fabric *f)
+{
+    return f->ops->copies;
+}
+
+void *yard_fabric_impl(const yard_fabric *f)
+{
+    return f->impl;
+}
+
+const char *yard_fabric_error(const yard_fabric *f)
+{
+    return f->err.message;
+}
+
+void yard_fabric_get_stats(const yard_fabric *f, yard_fabric_stats *out)
+{
+    *out = f->stats;
+}
+
+yard_deadline yard_fabric_deadline(const yard_fabric *f, uint64_t timeout_us)
+{
+    const uint64_t now = yard_now_us();
+
+    if (timeout_us == 0)
+        timeout_us = f->config.timeout_us;
+    return now + timeout_us < now ? UINT64_MAX : now + timeout_us;
+}
+
+/* ---- put and signal ---------------------------------------------------------------- */
+
+static yard_status check_peer(yard_fabric *f, uint32_t peer)
+{
+    if (peer < f->n_ranks)
+        return YARD_OK;
+    return yard_fail(&f->err, YARD_EINVAL, "fabric: peer: want less than %u ranks, got %u",
+                     f->n_ranks, peer);
+}
+
+static yard_status check_signal(yard_fabric *f, yard_sym sig)
+{
+    if (sig % 8 == 0 && f->heap_bytes >= 8 && sig <= f->heap_bytes - 8)
+        return YARD_OK;
+    return yard_fail(&f->err, YARD_EINVAL,
+                     "fabric: sig: want 8 aligned bytes inside the heap's %zu, got offset %llu",
+                     f->heap_bytes, (unsigned long long)sig);
+}
+
+static yard_status check_data(yard_fabric *f, yard_sym dst, const void *src, size_t n_bytes)
+{
+    const uintptr_t at = (uintptr_t)src, heap = (uintptr_t)f->heap;
+
+    if (dst > f->heap_bytes || n_bytes > f->heap_bytes - dst)
+        return yard_fail(&f->err, YARD_EINVAL,
+                         "fabric: put: want %zu bytes at %llu inside the heap's %zu", n_bytes,
+                         (unsigned long long)dst, f->heap_bytes);
+    if (f->ops->copies || n_bytes == 0)
+        return YARD_OK;
+    if (at >= heap && at - heap <= f->heap_bytes && n_bytes <= f->heap_bytes - (at - heap))
+        return YARD_OK;
+    return yard_fail(&f->err, YARD_EINVAL, "fabric: put: %s wants the source inside the heap",
+                     f->ops->name);
+}
+
+yard_status yard_fabric_put_signal(yard_fabric *f, yard_sym dst, const void *src, size_t n_bytes,
+                                   yard_sym sig, uint64_t value, uint32_t peer)
+{
+    yard_status st = check_peer(f, peer);
+
+    if (st == YARD_OK)
+        st = check_signal(f, sig);
+    if (st == YARD_OK)
+        st = check_data(f, dst, src, n_bytes);
+    if (st != YARD_OK)
+        return st;
+    if (peer == f->rank) {
+        if (n_bytes)
+            yard_copy(f->heap + dst, src, n_bytes);
+        atomic_fetch_add_explicit(yard_signal_word(f, sig), value, memory_order_release);
+        return YARD_OK;
+    }
+    if (yard_peer_gone(f, peer))
+        return yard_peer_fail(f, peer, &f->err);
+    st = f->ops->put_signal(f, dst, src, n_bytes, sig, value, peer);
+    if (st == YARD_OK && n_bytes) {
+        f->stats.n_puts++;
+        f->stats.n_put_bytes += n_bytes;
+    } else if (st == YARD_OK) {
+        f->stats.n_signals++;
+    }
+    return st;
+}
+
+yard_status yard_fabric_signal(yard_fabric *f, yard_sym sig, uint64_t value, uint32_t peer)
+{
+    return yard_fabric_put_signal(f, 0, NULL, 0, sig, value, peer);
+}
+
+/* ---- wait -------------------------------------------------------------------------- */
+
+uint64_t yard_fabric_read_signal(const yard_fabric *f, yard_sym sig)
+{
+    return atomic_load_explicit(yard_signal_word(f, sig), memory_order_acquire);
+}
+
+static void pause_cpu(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static bool spin_until(const yard_fabric *f, yard_sym sig, uint64_t at_least)
+{
+    for (uint32_t i = 0;; i++) {
+        if (yard_fabric_read_signal(f, sig) >= at_least)
+            return true;
+        if (i >= f->n_spins)
+            return false;
+        pause_cpu();
+    }
+}
+
+/* Nothing that the peer sent can be on the way any more. */
+static bool is_silent(yard_fabric *f, uint32_t peer)
+{
+    const uint32_t state = atomic_load_explicit(&f->peers[peer].state, memory_order_acquire);
+
+    if (state == YARD_PEER_LEFT)
+        return !f->ops->drained || f->ops->drained(f, peer);
+    return state == YARD_PEER_LOST;
+}
+
+/* The slow part, after the spin. */
+static yard_status sleep_until(yard_fabric *f, yard_sym sig, uint64_t at_least, uint32_t peer,
+                               yard_deadline until)
+{
+    const uint64_t begun_us = yard_now_us();
+
+    for (;;) {
+        bool silent;
+        uint64_t seen, now;
+
+        /* In this order: the count of gone ranks before the peer's state, or its change wakes
+         * nobody; the state before the word, or what a peer signalled last before it left is
+         * overlooked. */
+        f->n_gone_seen = atomic_load(&f->n_gone);
+        silent = is_silent(f, peer);
+        seen = yard_fabric_read_signal(f, sig);
+        if (seen >= at_least)
+            return YARD_OK;
+        if (silent)
+            return yard_peer_fail(f, peer, &f->err);
+        now = yard_now_us();
+        if (now >= until)
+            return yard_fail(&f->err, YARD_ETIMEDOUT,
+                             "fabric: waited %.3f s for %s: signal at %llu is %llu, want %llu",
+                             (double)(now - begun_us) / 1e6, f->peers[peer].name,
+                             (unsigned long long)sig, (unsigned long long)seen,
+                             (unsigned long long)at_least);
+        if (f->ops->sleep)
+            f->ops->sleep(f, sig, seen, until);
+        else
+            sched_yield();
+    }
+}
+
+yard_status yard_fabric_wait_until(yard_fabric *f, yard_sym sig, uint64_t at_least, uint32_t peer,
+                                   yard_deadline until)
+{
+    yard_status st = check_peer(f, peer);
+
+    if (st == YARD_OK)
+        st = check_signal(f, sig);
+    if (st != YARD_OK || spin_until(f, sig, at_least))
+        return st;
+    return sleep_until(f, sig, at_least, peer, until);
+}
+
+/* ---- lost peers -------------------------------------------------------------------- */
+
+yard_status yard_fabric_poll(yard_fabric *f, uint32_t *lost_rank)
+{
+    const uint32_t rank = atomic_load_explicit(&f->first_lost, memory_order_acquire);
+
+    if (rank == UINT32_MAX)
+        return YARD_OK;
+    if (lost_rank)
+        *lost_rank = rank;
+    return yard_peer_fail(f, rank, &f->err);
+}
+
+void yard_fabric_peer_lost(yard_fabric *f, uint32_t rank)
+{
+    if (rank < f->n_ranks)
+        yard_peer_mark(f, rank, YARD_PEER_LOST, 0);
+}

@@ -1,0 +1,47 @@
+/* The fabric room's header for its neighbours. */
+#ifndef YARD_FABRIC_ROOM_H
+#define YARD_FABRIC_ROOM_H
+
+#include <yard/fabric.h>
+
+#include "base/base.h"
+
+/* One transport. Functions get the fabric whose common part is filled in; they keep their own state
+ * in fabric->impl. Errors go to fabric->err (open: to err). */
+typedef struct yard_fabric_ops {
+    const char *name;
+    bool copies;         /* see yard_fabric_copies() */
+    bool sleep_receives; /* signals change while the caller is in sleep: no spin before it */
+    /* After rendezvous: maps or registers the heap and connects to all peers. Sets heap. */
+    yard_status (*open)(yard_fabric *f, yard_error *err);
+    void (*close)(yard_fabric *f); /* half-opened fabrics too */
+    /* Arguments are checked, peer is another rank that is not known to be gone. n_bytes 0: only the
+     * signal. */
+    yard_status (*put_signal)(yard_fabric *f, yard_sym dst, const void *src, size_t n_bytes,
+                              yard_sym sig, uint64_t value, uint32_t peer);
+    /* Sleeps until a signal of this rank may have changed, a peer may be lost, or the deadline: the
+     * slow part of a wait, after a brief spin. May return early. */
+    void (*sleep)(yard_fabric *f, yard_sym sig, uint64_t seen, yard_deadline until);
+    /* After a peer has left in order: true once nothing that it sent can arrive any more. A wait
+     * for it fails only then. NULL: always true (a sender's puts are done when it returns). */
+    bool (*drained)(yard_fabric *f, uint32_t peer);
+    /* Makes a sleeper look again (a peer was lost); called from the control thread. */
+    void (*wake)(yard_fabric *f);
+} yard_fabric_ops;
+
+/* A fabric over a transport that is not in the table (tests: simulated networks). heap is
+ * heap_bytes of zeroed memory, 64-byte aligned, owned by the transport. ops->open is not called;
+ * its close, wake and sleep may be NULL (a wait then yields). Waits do not spin before ops->sleep,
+ * so that time can be simulated there. */
+yard_status yard_fabric_create_custom(yard_fabric **out, const yard_fabric_ops *ops, uint32_t rank,
+                                      uint32_t n_ranks, void *heap, size_t heap_bytes, void *impl,
+                                      yard_error *err);
+
+/* Enters that a rank is lost, as the control connections do it for real ones: waits for it fail,
+ * the waiter is woken. Any thread. */
+void yard_fabric_peer_lost(yard_fabric *f, uint32_t rank);
+
+/* A transport's state, for custom transports. */
+void *yard_fabric_impl(const yard_fabric *f);
+
+#endif

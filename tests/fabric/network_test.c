@@ -1,0 +1,193 @@
+/* Two ranks in two network namespaces, joined by a virtual cable: real addresses, no shared
+ * loopback, and a cable that can be cut. Needs root; skipped elsewhere. The namespaces have no
+ * names: they go when the processes end, however they end. */
+#include "traffic.h"
+
+#include <sched.h>
+
+enum { PORT = 7117, DEADLINE_US = 5000000 };
+
+typedef struct cable {
+    test_pipe inside, plugged; /* "I am in my namespace", "there is a cable" */
+    test_rank_fn fn;
+} cable;
+
+static bool run_command(const char *format, ...)
+{
+    char line[256];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(line, sizeof(line), format, args);
+    va_end(args);
+    return system(line) == 0;
+}
+
+static void networked_rank(const yard_fabric_config *config, void *ctx)
+{
+    const cable *c = ctx;
+    yard_fabric_config mine = *config;
+    char rendezvous[64], host[32];
+
+    CHECK(unshare(CLONE_NEWNET) == 0);
+    test_tell(&c->inside);
+    test_hear(&c->plugged);
+    snprintf(host, sizeof(host), "10.117.0.%u", config->rank + 1);
+    snprintf(rendezvous, sizeof(rendezvous), "10.117.0.1:%d", PORT);
+    CHECK(run_command("ip link set lo up && ip addr add %s/24 dev yard0 && ip link set yard0 up",
+                      host));
+    mine.rendezvous = rendezvous;
+    mine.bind_host = host;
+    mine.timeout_us = DEADLINE_US;
+    c->fn(&mine, NULL);
+}
+
+static void run_networked(test_rank_fn fn)
+{
+    test_group g = { 0 };
+    cable c = { .fn = fn };
+
+    test_pipe_open(&c.inside);
+    test_pipe_open(&c.plugged);
+    test_start(&g, 2, networked_rank, &c);
+    test_hear(&c.inside);
+    test_hear(&c.inside);
+    assert_true(run_command("ip link add name yard0 netns %d type veth peer name yard0 netns %d",
+                            g.pids[0], g.pids[1]));
+    test_tell(&c.plugged);
+    test_tell(&c.plugged);
+    test_wait_all(&g);
+    test_pipe_close(&c.inside);
+    test_pipe_close(&c.plugged);
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+static void puts_cross_the_cable(void **state)
+{
+    run_networked(traffic_random_rank);
+}
+
+static void pull_the_cable(void)
+{
+    CHECK(run_command("ip link set yard0 down"));
+}
+
+static void plug_it_in_after(unsigned int out_ms)
+{
+    if (fork() == 0) {
+        usleep(1000 * out_ms);
+        CHECK(run_command("ip link set yard0 up"));
+        _exit(0);
+    }
+}
+
+/* One round trip of 40 KB each way; what the time between was at most. */
+static void exchange(yard_fabric *f, uint64_t round, uint64_t *longest_us)
+{
+    enum { N_BYTES = 40000 };
+    const uint32_t me = yard_fabric_rank(f);
+    const uint64_t begun_us = yard_now_us();
+    uint64_t took_us;
+
+    CHECK_OK(f, yard_fabric_put_signal(f, 4096 + N_BYTES * me,
+                                       yard_fabric_local(f, 4096 + 2 * N_BYTES), N_BYTES, 8 * me, 1,
+                                       1 - me));
+    CHECK_OK(f, yard_fabric_wait_until(f, 8 * (1 - me), round, 1 - me, yard_fabric_deadline(f, 0)));
+    took_us = yard_now_us() - begun_us;
+    *longest_us = took_us > *longest_us ? took_us : *longest_us;
+}
+
+/* A second without a link is a slow round, no more. */
+static void cut_shortly(const yard_fabric_config *config, void *ctx)
+{
+    enum { N_ROUNDS = 500 };
+    yard_fabric *f = traffic_create(config, 4096 + 3 * 40000, 0);
+    uint64_t round = 0, longest_us = 0;
+
+    while (round < N_ROUNDS)
+        exchange(f, ++round, &longest_us);
+    if (config->rank == 0) {
+        pull_the_cable();
+        plug_it_in_after(1000);
+    }
+    while (round < 2 * N_ROUNDS)
+        exchange(f, ++round, &longest_us);
+    CHECK(longest_us >= 900000 && longest_us < DEADLINE_US);
+    test_barrier(f, 2048, 1);
+    yard_fabric_destroy(f);
+    if (config->rank == 0)
+        CHECK(wait(NULL) > 0);
+}
+
+static void a_link_cut_for_a_second_survives(void **state)
+{
+    run_networked(cut_shortly);
+}
+
+static test_pipe is_out;
+
+/* Without a link for longer than the deadline: an error that names the other, on both sides. */
+static void cut_long(const yard_fabric_config *config, void *ctx)
+{
+    yard_fabric *f = traffic_create(config, 4096 + 3 * 40000, 0);
+    const uint32_t peer = 1 - config->rank;
+    uint64_t begun_us;
+    yard_status st;
+
+    test_barrier(f, 2048, 1);
+    if (config->rank == 0) {
+        pull_the_cable();
+        test_tell(&is_out);
+    } else {
+        test_hear(&is_out);
+    }
+    begun_us = yard_now_us();
+    (void)yard_fabric_put_signal(f, 4096, yard_fabric_local(f, 4096), 40000, 0, 1, peer);
+    st = yard_fabric_wait_until(f, 0, 1, peer, yard_fabric_deadline(f, 0));
+    CHECK(st == YARD_ETIMEDOUT || st == YARD_EPEER);
+    CHECK_TEXT(yard_fabric_error(f), peer ? "rank 1 " : "rank 0 ");
+    CHECK(yard_now_us() - begun_us < DEADLINE_US + 1000000);
+    begun_us = yard_now_us();
+    yard_fabric_destroy(f);
+    CHECK(yard_now_us() - begun_us < DEADLINE_US);
+}
+
+static void a_link_cut_for_good_is_an_error(void **state)
+{
+    test_pipe_open(&is_out);
+    run_networked(cut_long);
+    test_pipe_close(&is_out);
+}
+
+static bool has_namespaces(void)
+{
+    const pid_t pid = fork();
+    int status = 1;
+
+    if (pid == 0)
+        _exit(unshare(CLONE_NEWNET) == 0 &&
+                      run_command("ip link add yard0 type veth peer name yard1 2>/dev/null")
+                  ? 0
+                  : 1);
+    return pid > 0 && waitpid(pid, &status, 0) == pid && status == 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(puts_cross_the_cable),
+        cmocka_unit_test(a_link_cut_for_a_second_survives),
+        cmocka_unit_test(a_link_cut_for_good_is_an_error),
+    };
+    int n_failed;
+
+    if (geteuid() != 0 || !has_namespaces())
+        return 77;
+    alarm(2 * TEST_ALARM_S);
+    traffic_transport = NULL; /* two networks are two nodes: tcp by itself */
+    n_failed = cmocka_run_group_tests_name("tcp", tests, NULL, NULL);
+    traffic_transport = "libfabric";
+    traffic_provider = "tcp";
+    return n_failed + cmocka_run_group_tests_name("libfabric over tcp", tests, NULL, NULL);
+}
