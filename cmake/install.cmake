@@ -1,7 +1,8 @@
-# make install: the program, libyard as archive and shared object, the public headers, yard.pc.
+# make install: the program, libyard and libyard-ep as archives and shared objects, the public
+# headers, yard.pc, yard-ep.pc.
 include(GNUInstallDirs)
 
-install(TARGETS switchyard yard_static yard_shared
+install(TARGETS switchyard yard_static yard_shared yard_ep_static yard_ep_shared
         RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
@@ -17,5 +18,7 @@ else()
   set(YARD_PC_PREFIX "\${pcfiledir}/${up}")
   string(REGEX REPLACE "/$" "" YARD_PC_PREFIX "${YARD_PC_PREFIX}")
 endif()
-configure_file(${CMAKE_SOURCE_DIR}/cmake/yard.pc.in ${CMAKE_BINARY_DIR}/yard.pc @ONLY)
-install(FILES ${CMAKE_BINARY_DIR}/yard.pc DESTINATION ${pc_dir})
+foreach(name yard yard-ep)
+  configure_file(${CMAKE_SOURCE_DIR}/cmake/${name}.pc.in ${CMAKE_BINARY_DIR}/${name}.pc @ONLY)
+  install(FILES ${CMAKE_BINARY_DIR}/${name}.pc DESTINATION ${pc_dir})
+endforeach()

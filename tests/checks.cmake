@@ -31,5 +31,7 @@ foreach(what rooms headers symbols format paths links)
   yard_check(checks.${what} COMMAND ${YARD_PYTHON} ${tools}/check_${what}.py ${args})
   yard_check(checks.${what}_selftest COMMAND ${YARD_PYTHON} ${tools}/check_${what}.py --self-test)
 endforeach()
+yard_check(checks.symbols_ep COMMAND ${YARD_PYTHON} ${tools}/check_symbols.py ${CMAKE_SOURCE_DIR}
+           $<TARGET_FILE:yard_ep_static> $<TARGET_FILE:yard_ep_shared> status.h fabric.h ep.h)
 yard_check(checks.tidy LONG COMMAND bash ${tools}/check_tidy.sh ${CMAKE_BINARY_DIR})
 yard_check(model.golden_numpy LONG COMMAND bash ${tools}/check_golden.sh)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Symbols carry the prefix.
 
-    check_symbols.py ROOT LIBYARD.A LIBYARD.SO | --self-test
+    check_symbols.py ROOT LIBYARD.A LIBYARD.SO [HEADER...] | --self-test
 
 libyard.a defines global names that start with yard_ only; libyard.so exports exactly the functions
-that include/yard declares with YARD_API (one that is declared and missing is wrong, too)."""
+that include/yard (or the named headers of it) declares with YARD_API (one that is declared and missing
+is wrong, too)."""
 import os
 import re
 import subprocess
@@ -84,7 +85,7 @@ def main():
     root, archive, shared = sys.argv[1:4]
     folder = os.path.join(root, "include", "yard")
     texts = []
-    for name in sorted(os.listdir(folder)):
+    for name in sys.argv[4:] or sorted(os.listdir(folder)):
         with open(os.path.join(folder, name), encoding="utf-8") as f:
             texts.append(f.read())
     names = declared(texts)

@@ -58,6 +58,23 @@ try() {
     echo "$name: ok"
 }
 
+# the example of libyard-ep, alone and as two ranks
+for kind in shared static; do
+    libs=$(pkg-config --libs yard-ep)
+    [[ $kind == static ]] && libs=$(pkg-config --static --libs yard-ep) && libs=${libs/-lyard-ep/-l:libyard-ep.a}
+    # shellcheck disable=SC2046,SC2086
+    "$CC" -std=c17 -Wall -Wextra -Werror examples/ep.c $(pkg-config --cflags yard-ep) $libs \
+        -o "$prefix/ep-$kind"
+    LD_LIBRARY_PATH=$prefix/usr/lib "$prefix/usr/bin/switchyard" run --ranks 2 -- "$prefix/ep-$kind" \
+        >"$prefix/ep.out"
+    [[ $(grep -c 'token 3 came back as 8, want 8' "$prefix/ep.out") == 2 ]] || {
+        echo "ep-$kind: wrong answer"
+        cat "$prefix/ep.out"
+        exit 1
+    }
+    echo "ep-$kind: ok"
+done
+
 read -ra cflags <<<"$(pkg-config --cflags yard)"
 read -ra shared <<<"$(pkg-config --libs yard)"
 # with both kinds installed, the linker takes the shared one unless the archive is named

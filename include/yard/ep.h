@@ -1,0 +1,193 @@
+/* libyard-ep: dispatch and combine for expert parallelism.
+ *
+ * n_experts experts are spread over n_ranks ranks, n_experts / n_ranks consecutive ones on each.
+ * Ranks form instances (DP groups) of tp consecutive ranks; all ranks of an instance hold the same
+ * tokens and routing. *Dispatch* brings every token to the ranks of its experts, *combine* brings
+ * the experts' results back and adds them with their weights. Each is split into a send that never
+ * blocks and a receive, so that anything can run between them:
+ *
+ *     yard_ep_dispatch_send(round, x, NULL, expert, weight, &n_tokens, stream);
+ *     ...                                                 // the shared expert, say
+ *     yard_ep_dispatch_recv(round, expert_x, expert_x_scale, count, row_index, stream);
+ *     ...                                                 // the routed experts: expert_y
+ *     yard_ep_combine_send(round, expert_y, stream);
+ *     yard_ep_combine_recv(round, y, stream);
+ *
+ * A *round* is one exchange in flight and keeps the routing of its send; micro-batches use two.
+ * Every rank makes the same calls on the same rounds in the same order, also with zero tokens.
+ *
+ * Shapes, capacities and alignment depend on the config only, which is equal on all ranks. The same
+ * inputs give the same bits at any timing.
+ *
+ * Errors are sticky: when a call reports a lost peer or a passed deadline, every later call on the
+ * group returns the same status at once; destroy the group and create a new one. */
+#ifndef YARD_EP_H
+#define YARD_EP_H
+
+#include <yard/fabric.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define YARD_EP_ABI_VERSION 1
+
+/* The ABI version of the library in use; YARD_EP_ABI_VERSION is that of the header. */
+YARD_API uint32_t yard_ep_version(void);
+
+typedef struct yard_ep yard_ep;
+typedef struct yard_ep_round yard_ep_round;
+
+/* An ordered queue of work of the backend: NULL on the CPU, where every call is complete when it
+ * returns; a cudaStream_t on GPUs. */
+typedef struct yard_stream_s *yard_stream;
+
+typedef enum yard_ep_dtype {
+    YARD_EP_F32,
+    YARD_EP_BF16,
+    YARD_EP_FP8 /* dispatch only: e4m3 codes, one f32 scale per 128 values of a row */
+} yard_ep_dtype;
+
+typedef enum yard_ep_combine {
+    YARD_EP_EXACT, /* one row per (token, expert) travels back; weights are applied at its origin */
+    YARD_EP_PARTIAL /* the experts of one rank are summed there first, in f32: fewer bytes, one
+                       rounding more */
+} yard_ep_combine;
+
+typedef enum yard_ep_layout {
+    YARD_EP_EXPERT_MAJOR, /* the rows of each expert are contiguous */
+    YARD_EP_FLAT          /* each token once per rank; row_index says which rows an expert reads */
+} yard_ep_layout;
+
+typedef struct yard_ep_config {
+    size_t size;            /* set by the initialiser */
+    uint32_t n_experts;     /* required; a multiple of the number of ranks */
+    uint32_t top_k;         /* experts a token names; required, 1 to 32 */
+    uint32_t hidden;        /* values of a row; required */
+    uint32_t max_tokens;    /* of an instance in one call; required */
+    uint32_t tp;            /* ranks of an instance; default 1; divides the number of ranks */
+    uint32_t n_rounds;      /* rounds that may be in flight; default 1 */
+    uint32_t row_align;     /* expert-major: an expert's first row is a multiple of it; default 1 */
+    yard_ep_dtype dispatch; /* rows on the wire and in expert_x; default FP8 */
+    yard_ep_dtype combine;  /* rows of expert_y and on the wire: F32 or BF16; default BF16 */
+    yard_ep_dtype input;    /* of x when dispatch is FP8: BF16 or F32 (quantised by the send), or
+                               FP8 with x_scale; otherwise equal to dispatch; default BF16 */
+    yard_ep_dtype output;   /* of y: F32 or BF16; default F32 */
+    yard_ep_combine mode;   /* default exact */
+    yard_ep_layout layout;  /* default expert-major */
+    bool ue8m0;             /* quantisation scales are rounded up to powers of two */
+    uint64_t timeout_us;    /* of every receive; default 5 s */
+    yard_fabric *fabric;    /* borrowed; NULL: the group makes its own from fabric_config */
+    const yard_fabric_config *fabric_config; /* NULL: from the environment. heap_bytes, config_hash
+                                                and config_text are filled in by the library */
+} yard_ep_config;
+
+#define YARD_EP_CONFIG_INIT                                                                        \
+    {                                                                                              \
+        .size = sizeof(yard_ep_config), .tp = 1, .n_rounds = 1, .row_align = 1,                    \
+        .dispatch = YARD_EP_FP8, .combine = YARD_EP_BF16, .input = YARD_EP_BF16,                   \
+        .output = YARD_EP_F32, .timeout_us = 5000000                                               \
+    }
+
+/* Rows that expert_x, expert_y and row_index must have room for.
+ *   dp = n_ranks / tp, local = n_experts / n_ranks
+ *   routed = dp * max_tokens * min(top_k, local) + local * (row_align - 1)
+ * expert-major: expert_x, expert_y, row_index: routed. flat: expert_x: dp * max_tokens;
+ * expert_y and row_index: routed. */
+typedef struct yard_ep_capacity {
+    uint64_t expert_x_rows, expert_y_rows;
+    size_t heap_bytes; /* of the symmetric heap, per rank: the formula is in yard_ep_capacity_of */
+} yard_ep_capacity;
+
+/* Bytes of heap, all terms rounded up to 64 (R = n_ranks, T = max_tokens, k = top_k):
+ *   per round:  R * header(T)                        headers of dispatch, one per source rank
+ *             + dp * T * dispatch_row                rows of dispatch
+ *             + T * k * combine_row                  rows of combine
+ *             + T * output_row                       finished rows from siblings, tp > 1 only
+ *             + 5 * R * 8                            signal words
+ *             + staging: header(T) * R + T * dispatch_row, and for transports that do not copy
+ *               at once (R - 1 peers) routed * combine_row + T * output_row
+ *   header(T) = 64 + T * (4 + 8 * k);  dispatch_row = hidden * bytes + scales.
+ * Needs no group. Errors: YARD_EINVAL naming the field. */
+YARD_API yard_status yard_ep_capacity_of(const yard_ep_config *config, uint32_t n_ranks,
+                                         yard_ep_capacity *out, yard_error *err);
+
+/* Collective. On success the caller owns *out. Errors: YARD_EINVAL (a field, or another value on
+ * another rank: both are shown), those of yard_fabric_create(). */
+YARD_API yard_status yard_ep_create(yard_ep **out, const yard_ep_config *config, yard_error *err);
+/* Not collective; rounds end with it. NULL is fine. */
+YARD_API void yard_ep_destroy(yard_ep *ep);
+
+YARD_API uint32_t yard_ep_rank(const yard_ep *ep);
+YARD_API uint32_t yard_ep_size(const yard_ep *ep);
+/* "cpu over shm: all 2 ranks are on one node". Owned by the group. */
+YARD_API const char *yard_ep_describe(const yard_ep *ep);
+
+/* Round number round_idx < n_rounds. Owned by the group. NULL when there is no such round. */
+YARD_API yard_ep_round *yard_ep_get_round(yard_ep *ep, uint32_t round_idx);
+
+/* Sends this instance's tokens to the ranks of their experts.
+ *
+ *   x        [n_tokens, hidden] of config.input, caller-owned; free when the stream passes the call
+ *   x_scale  [n_tokens, ceil(hidden / 128)] f32, only when config.input is FP8, else NULL
+ *   expert   [n_tokens, top_k] i32 global expert ids; -1 is skipped
+ *   weight   [n_tokens, top_k] f32
+ *   n_tokens [1] i32, 0 to max_tokens; read when the call runs
+ *
+ * All ranks of an instance pass the same values; each sends the rows t with t mod tp == its place.
+ * Never blocks. Errors: YARD_EINVAL (too many tokens, an id outside the experts, a round whose last
+ * combine_recv has not been called), YARD_EPEER. */
+YARD_API yard_status yard_ep_dispatch_send(yard_ep_round *round, const void *x,
+                                           const float *x_scale, const int32_t *expert,
+                                           const float *weight, const int32_t *n_tokens,
+                                           yard_stream stream);
+
+/* Receives the tokens that were sent to this rank's experts.
+ *
+ *   expert_x       expert-major: [capacity, hidden] of config.dispatch; the rows of local expert e
+ *                  follow those of e - 1, each expert's first row a multiple of row_align; within
+ *                  an expert in ascending order of (instance, token). flat: one row per token, in
+ *                  ascending order of (instance, token). Rows beyond are left unwritten.
+ *   expert_x_scale [capacity, ceil(hidden / 128)] f32; only when dispatch is FP8, else NULL
+ *   expert_count   [n_local_experts] i32 rows of each local expert
+ *   row_index      [expert_y_rows] i32. expert-major: the row's origin, instance * max_tokens +
+ *                  token. flat: the row of expert_x that expert row i reads (the rows of expert_y
+ *                  are numbered as in expert-major). NULL is fine in expert-major.
+ *
+ * Completion: the buffers are valid when the stream passes the call. Errors: YARD_ETIMEDOUT,
+ * YARD_EPEER naming the rank; YARD_EINVAL without a matching send. */
+YARD_API yard_status yard_ep_dispatch_recv(yard_ep_round *round, void *expert_x,
+                                           float *expert_x_scale, int32_t *expert_count,
+                                           int32_t *row_index, yard_stream stream);
+
+/* Sends the experts' results back.
+ *   expert_y [expert_y_rows, hidden] of config.combine, numbered as expert-major rows;
+ * caller-owned, free when the stream passes the call. Never blocks. Errors as dispatch_send. */
+YARD_API yard_status yard_ep_combine_send(yard_ep_round *round, const void *expert_y,
+                                          yard_stream stream);
+
+/* Receives the results of this instance's tokens and adds them.
+ *   y [n_tokens, hidden] of config.output, caller-owned: the sum over the token's experts of weight
+ *     times result, in f32, in ascending order of k (partial: of ranks). 0 for a token without
+ *     experts. The same bits on all ranks of the instance.
+ * Ends the round: its next call is dispatch_send. Errors as dispatch_recv. */
+YARD_API yard_status yard_ep_combine_recv(yard_ep_round *round, void *y, yard_stream stream);
+
+/* YARD_EPEER once a peer is lost, the sticky status after an error, else YARD_OK. Never blocks. */
+YARD_API yard_status yard_ep_poll(yard_ep *ep);
+/* The message of the first failure; "" if there was none. Owned by the group. */
+YARD_API const char *yard_ep_error(const yard_ep *ep);
+
+/* Rows that left for other ranks and arrived for this one since creation: what one copy per token
+ * and destination means can be counted. */
+typedef struct yard_ep_stats {
+    uint64_t n_dispatch_rows_sent, n_combine_rows_sent, n_output_rows_sent;
+    uint64_t n_wire_bytes; /* headers and rows to other ranks */
+} yard_ep_stats;
+YARD_API void yard_ep_get_stats(const yard_ep *ep, yard_ep_stats *out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,284 @@
+/* Combine on the CPU: results go to the owner of their token, which adds them in one fixed order
+ * and gives the finished row to its siblings. */
+#include "ep/ep_impl.h"
+
+static yard_dtype plain_dtype(yard_ep_dtype dtype)
+{
+    return dtype == YARD_EP_BF16 ? YARD_BF16 : YARD_F32;
+}
+
+static const uint8_t *result_row(const yard_ep *ep, const void *expert_y, int32_t row)
+{
+    const size_t row_bytes = ep->config.hidden * yard_dtype_bytes(plain_dtype(ep->config.combine));
+
+    return (const uint8_t *)expert_y + (size_t)row * row_bytes;
+}
+
+/* ---- send -------------------------------------------------------------------------------- */
+
+/* How many other ranks before this one the token's experts are on, in order of ranks. */
+static uint32_t ordinal_of(const yard_ep *ep, const int32_t *expert, uint32_t rank)
+{
+    uint32_t n = 0;
+
+    for (uint32_t k = 0; k < ep->config.top_k; k++) {
+        bool first = expert[k] >= 0 && ep_rank_of(ep, expert[k]) < rank;
+        for (uint32_t j = 0; first && j < k; j++)
+            first = expert[j] < 0 || ep_rank_of(ep, expert[j]) != ep_rank_of(ep, expert[k]);
+        n += first;
+    }
+    return n;
+}
+
+static yard_sym landing_at(const yard_ep_round *round, uint32_t t, uint32_t slot)
+{
+    return round->heap.combine_rows +
+           ((yard_sym)t * round->ep->config.top_k + slot) * round->ep->combine_row_bytes;
+}
+
+static size_t result_bytes(const yard_ep *ep)
+{
+    return ep->config.hidden * yard_dtype_bytes(plain_dtype(ep->config.combine));
+}
+
+/* Where a row for `owner` is prepared: in its landing slot if that is here, else where transports
+ * that do not copy at once may read it later; transports that do need one place only. */
+static uint8_t *prepare_at(const yard_ep_round *round, uint32_t owner, uint32_t t, uint32_t slot,
+                           uint32_t *n_staged)
+{
+    const yard_ep *ep = round->ep;
+    const uint32_t place = yard_fabric_copies(ep->fabric) ? 0 : (*n_staged)++;
+
+    if (owner == ep->rank)
+        return ep_heap(ep, landing_at(round, t, slot));
+    return ep_heap(ep, round->heap.stage_combine + place * ep->combine_row_bytes);
+}
+
+static yard_status put_result(yard_ep_round *round, uint32_t owner, uint32_t t, uint32_t slot,
+                              const void *src)
+{
+    yard_ep *ep = round->ep;
+
+    if (owner == ep->rank)
+        return YARD_OK; /* prepared where it lands; nobody waits for it */
+    ep->stats.n_combine_rows_sent++;
+    return yard_ep_put(ep, landing_at(round, t, slot), src, result_bytes(ep),
+                       round->heap.sig_results + ep->rank * 8, 1, owner);
+}
+
+static yard_status send_exact(yard_ep_round *round, const arrival *a, const void *expert_y,
+                              uint32_t *n_staged)
+{
+    yard_ep *ep = round->ep;
+    const uint32_t owner = ep_owner_of(ep, a->group, a->token);
+    const bool direct = owner != ep->rank && yard_fabric_copies(ep->fabric);
+
+    for (uint32_t k = 0; k < ep->config.top_k; k++) {
+        const int32_t e = ep_local_expert(ep, ep_entry_experts(a->entry)[k]);
+        const uint8_t *row;
+        yard_status st;
+
+        if (e < 0)
+            continue;
+        row = result_row(ep, expert_y, ep->cursor[e]++);
+        if (!direct) {
+            uint8_t *prepared = prepare_at(round, owner, a->token, k, n_staged);
+            memcpy(prepared, row, result_bytes(ep));
+            row = prepared;
+        }
+        st = put_result(round, owner, a->token, k, row);
+        if (st != YARD_OK)
+            return st;
+    }
+    return YARD_OK;
+}
+
+static yard_status send_partial(yard_ep_round *round, const arrival *a, const void *expert_y,
+                                uint32_t *n_staged)
+{
+    yard_ep *ep = round->ep;
+    const int32_t *expert = ep_entry_experts(a->entry);
+    const uint32_t owner = ep_owner_of(ep, a->group, a->token);
+    const uint32_t slot = ordinal_of(ep, expert, ep->rank);
+    uint8_t *prepared = prepare_at(round, owner, a->token, slot, n_staged);
+    const void *rows[YARD_EP_MAX_TOP_K];
+    float weight[YARD_EP_MAX_TOP_K];
+    uint32_t n = 0;
+
+    for (uint32_t k = 0; k < ep->config.top_k; k++) {
+        const int32_t e = ep_local_expert(ep, expert[k]);
+
+        if (e < 0)
+            continue;
+        rows[n] = result_row(ep, expert_y, ep->cursor[e]++);
+        weight[n++] = ep_entry_weights(ep, a->entry)[k];
+    }
+    ep->convert->weighted_sum(plain_dtype(ep->config.combine), rows, weight, n, ep->config.hidden,
+                              plain_dtype(ep->config.combine), prepared);
+    return put_result(round, owner, a->token, slot, prepared);
+}
+
+yard_status yard_ep_combine_send(yard_ep_round *round, const void *expert_y, yard_stream stream)
+{
+    yard_ep *ep = round->ep;
+    yard_status st = yard_ep_enter(round, ROUND_DISPATCHED, "combine_send");
+    uint32_t n_staged = 0;
+
+    (void)stream;
+    if (st == YARD_OK && round->n_arrivals > 0 && !expert_y)
+        st = yard_fail(&ep->err, YARD_EINVAL, "combine_send: expert_y: want rows, got NULL");
+    if (st != YARD_OK)
+        return st;
+    yard_ep_start_rows(round);
+    for (uint32_t i = 0; st == YARD_OK && i < round->n_arrivals; i++)
+        st = ep->config.mode == YARD_EP_EXACT
+                 ? send_exact(round, &round->arrivals[i], expert_y, &n_staged)
+                 : send_partial(round, &round->arrivals[i], expert_y, &n_staged);
+    /* Last: this header says that dispatch's memory has been read. */
+    for (uint32_t i = 1; st == YARD_OK && i <= ep->n_ranks; i++)
+        st = yard_fabric_signal(ep->fabric, round->heap.sig_combine + ep->rank * 8, 1,
+                                (ep->rank + i) % ep->n_ranks);
+    if (st != YARD_OK)
+        return yard_ep_broken(round, st, "combine_send", 0);
+    round->state = ROUND_COMBINE_SENT;
+    return YARD_OK;
+}
+
+/* ---- receive ----------------------------------------------------------------------------- */
+
+/* Adds to results_seen what each rank sends for the tokens that this rank owns. */
+static void expect_results(yard_ep_round *round)
+{
+    const yard_ep *ep = round->ep;
+    const uint32_t top_k = ep->config.top_k;
+
+    for (uint32_t t = ep->replica; t < round->n_tokens; t += ep->config.tp) {
+        const int32_t *expert = round->expert + (size_t)t * top_k;
+
+        for (uint32_t k = 0; k < top_k; k++) {
+            bool counts = expert[k] >= 0;
+            for (uint32_t j = 0; ep->config.mode == YARD_EP_PARTIAL && counts && j < k; j++)
+                counts = expert[j] < 0 || ep_rank_of(ep, expert[j]) != ep_rank_of(ep, expert[k]);
+            if (counts)
+                round->results_seen[ep_rank_of(ep, expert[k])]++;
+        }
+    }
+}
+
+static yard_status wait_results(yard_ep_round *round, yard_deadline until)
+{
+    yard_ep *ep = round->ep;
+
+    expect_results(round);
+    for (uint32_t s = 0; s < ep->n_ranks; s++) {
+        yard_status st = yard_fabric_wait_until(ep->fabric, round->heap.sig_combine + s * 8,
+                                                round->epoch, s, until);
+        if (st == YARD_OK && s != ep->rank)
+            st = yard_fabric_wait_until(ep->fabric, round->heap.sig_results + s * 8,
+                                        round->results_seen[s], s, until);
+        if (st != YARD_OK)
+            return st;
+    }
+    return YARD_OK;
+}
+
+/* The token's results, exact: times weight in order of k; partial: in order of ranks. */
+static void reduce_token(const yard_ep_round *round, uint32_t t, void *y)
+{
+    static const float ones[YARD_EP_MAX_TOP_K] = { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                                                   1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 };
+    const yard_ep *ep = round->ep;
+    const uint32_t top_k = ep->config.top_k;
+    const int32_t *expert = round->expert + (size_t)t * top_k;
+    const bool exact = ep->config.mode == YARD_EP_EXACT;
+    const uint32_t n_slots = exact ? top_k : ordinal_of(ep, expert, ep->n_ranks);
+    const void *rows[YARD_EP_MAX_TOP_K];
+    float weight[YARD_EP_MAX_TOP_K];
+    uint32_t n = 0;
+
+    for (uint32_t slot = 0; slot < n_slots; slot++) {
+        if (exact && expert[slot] < 0)
+            continue;
+        rows[n] = ep_heap(ep, landing_at(round, t, slot));
+        weight[n++] = round->weight[(size_t)t * top_k + slot];
+    }
+    ep->convert->weighted_sum(plain_dtype(ep->config.combine), rows, exact ? weight : ones, n,
+                              ep->config.hidden, plain_dtype(ep->config.output), y);
+}
+
+/* Gives a finished row to the other replicas of the instance. */
+static yard_status push_output(yard_ep_round *round, uint32_t t, const void *finished)
+{
+    yard_ep *ep = round->ep;
+    const size_t n_bytes = ep->config.hidden * yard_dtype_bytes(plain_dtype(ep->config.output));
+    const void *src = finished;
+
+    if (!yard_fabric_copies(ep->fabric)) {
+        void *staged = ep_heap(ep, round->heap.stage_output + t * ep->output_row_bytes);
+        memcpy(staged, finished, n_bytes);
+        src = staged;
+    }
+    for (uint32_t j = 1; j < ep->config.tp; j++) {
+        const uint32_t sibling = ep->group * ep->config.tp + (ep->replica + j) % ep->config.tp;
+        yard_status st = yard_ep_put(ep, round->heap.output_rows + t * ep->output_row_bytes, src,
+                                     n_bytes, round->heap.sig_output + ep->rank * 8, 1, sibling);
+        if (st != YARD_OK)
+            return st;
+        ep->stats.n_output_rows_sent++;
+    }
+    return YARD_OK;
+}
+
+/* Rows that the siblings own. */
+static yard_status take_outputs(yard_ep_round *round, uint8_t *y, size_t y_row_bytes,
+                                yard_deadline until)
+{
+    yard_ep *ep = round->ep;
+    const uint32_t tp = ep->config.tp;
+
+    for (uint32_t j = 0; j < tp; j++) {
+        const uint32_t owner = ep->group * tp + j;
+        yard_status st;
+
+        if (owner == ep->rank)
+            continue;
+        for (uint32_t t = j; t < round->n_tokens; t += tp)
+            round->outputs_seen[owner]++;
+        st = yard_fabric_wait_until(ep->fabric, round->heap.sig_output + owner * 8,
+                                    round->outputs_seen[owner], owner, until);
+        if (st != YARD_OK)
+            return st;
+        for (uint32_t t = j; t < round->n_tokens; t += tp)
+            memcpy(y + t * y_row_bytes,
+                   ep_heap(ep, round->heap.output_rows + t * ep->output_row_bytes), y_row_bytes);
+    }
+    return YARD_OK;
+}
+
+yard_status yard_ep_combine_recv(yard_ep_round *round, void *y, yard_stream stream)
+{
+    yard_ep *ep = round->ep;
+    const size_t y_row_bytes = ep->config.hidden * yard_dtype_bytes(plain_dtype(ep->config.output));
+    const yard_deadline until = yard_fabric_deadline(ep->fabric, ep->config.timeout_us);
+    yard_status st = yard_ep_enter(round, ROUND_COMBINE_SENT, "combine_recv");
+
+    (void)stream;
+    if (st == YARD_OK && round->n_tokens > 0 && !y)
+        st = yard_fail(&ep->err, YARD_EINVAL, "combine_recv: y: want %u rows, got NULL",
+                       round->n_tokens);
+    if (st != YARD_OK)
+        return st;
+    st = wait_results(round, until);
+    for (uint32_t t = ep->replica; st == YARD_OK && t < round->n_tokens; t += ep->config.tp) {
+        uint8_t *row = (uint8_t *)y + t * y_row_bytes;
+
+        reduce_token(round, t, row);
+        st = push_output(round, t, row);
+    }
+    if (st == YARD_OK)
+        st = take_outputs(round, y, y_row_bytes, until);
+    if (st != YARD_OK)
+        return yard_ep_broken(round, st, "combine_recv", round->heap.sig_combine);
+    round->state = ROUND_IDLE;
+    return YARD_OK;
+}

@@ -1,0 +1,342 @@
+/* Dispatch on the CPU: a token's row is packed once and put to each rank that has one of its
+ * experts; a header per destination tells which tokens come and their experts. */
+#include "ep/ep_impl.h"
+
+/* ---- send -------------------------------------------------------------------------------- */
+
+static yard_status check_routing(yard_ep *ep, const int32_t *expert, int32_t n_tokens)
+{
+    const yard_ep_config *c = &ep->config;
+
+    if (n_tokens < 0 || (uint32_t)n_tokens > c->max_tokens)
+        return yard_fail(&ep->err, YARD_EINVAL,
+                         "dispatch_send: n_tokens: want 0 to %u (max_tokens), got %d",
+                         c->max_tokens, n_tokens);
+    for (size_t i = 0; i < (size_t)n_tokens * c->top_k; i++)
+        if (expert[i] < -1 || expert[i] >= (int32_t)c->n_experts)
+            return yard_fail(&ep->err, YARD_EINVAL,
+                             "dispatch_send: token %zu: want expert ids from -1 to %u, got %d",
+                             i / c->top_k, c->n_experts - 1, expert[i]);
+    return YARD_OK;
+}
+
+/* Row t of x in its wire form: payload, then scales. */
+static void pack_row(yard_ep *ep, const void *x, const float *x_scale, uint32_t t, uint8_t *row)
+{
+    const yard_ep_config *c = &ep->config;
+    const uint32_t n = c->hidden;
+    float *scale = (float *)(void *)(row + yard_align_up(ep->payload_bytes, 4));
+
+    if (c->dispatch == YARD_EP_FP8 && c->input != YARD_EP_FP8) {
+        const yard_dtype dtype = c->input == YARD_EP_BF16 ? YARD_BF16 : YARD_F32;
+        const uint8_t *src = (const uint8_t *)x + (size_t)t * n * yard_dtype_bytes(dtype);
+
+        ep->convert->decode(dtype, src, n, ep->row_f32);
+        if (dtype == YARD_F32)
+            for (uint32_t i = 0; i < n; i++)
+                ep->row_f32[i] = yard_bf16_round(ep->row_f32[i]);
+        ep->convert->quantise(ep->row_f32, n, c->ue8m0, row, scale);
+        return;
+    }
+    memcpy(row, (const uint8_t *)x + t * ep->payload_bytes, ep->payload_bytes);
+    if (c->dispatch == YARD_EP_FP8)
+        memcpy(scale, x_scale + (size_t)t * ep->n_groups_cols, ep->scale_bytes);
+}
+
+/* FNV-1a over ids and weights: replicas of an instance must agree on every bit. */
+static uint64_t hash_routing(const yard_ep_round *round)
+{
+    const size_t n = (size_t)round->n_tokens * round->ep->config.top_k;
+    uint64_t hash = 0xcbf29ce484222325u;
+
+    for (size_t i = 0; i < n; i++)
+        hash = (hash ^ (uint32_t)round->expert[i] ^
+                (uint64_t)yard_bits_from_f32(round->weight[i]) << 32) *
+               0x100000001b3u;
+    return hash;
+}
+
+static ep_header *stage_header(const yard_ep_round *round, uint32_t peer)
+{
+    return ep_heap(round->ep, round->heap.stage_headers + peer * round->ep->header_bytes);
+}
+
+static void add_entry(const yard_ep_round *round, uint32_t peer, uint32_t t)
+{
+    const yard_ep *ep = round->ep;
+    const uint32_t k = ep->config.top_k;
+    ep_header *header = stage_header(round, peer);
+    int32_t *entry =
+        (int32_t *)(void *)((uint8_t *)(header + 1) + header->n_sent++ * ep->entry_bytes);
+
+    entry[0] = (int32_t)t;
+    memcpy(entry + 1, round->expert + (size_t)t * k, k * sizeof(*entry));
+    memcpy(entry + 1 + k, round->weight + (size_t)t * k, k * sizeof(float));
+}
+
+/* Packs token t and puts it to every rank that has one of its experts. */
+static yard_status send_token(yard_ep_round *round, const void *x, const float *x_scale, uint32_t t)
+{
+    yard_ep *ep = round->ep;
+    const yard_sym slot =
+        ((yard_sym)ep->group * ep->config.max_tokens + t) * ep->dispatch_row_bytes;
+    uint8_t *row = ep_heap(ep, round->heap.stage_rows + t * ep->dispatch_row_bytes);
+    const int32_t *expert = round->expert + (size_t)t * ep->config.top_k;
+    bool packed = false;
+
+    memset(ep->target, 0, ep->n_ranks);
+    for (uint32_t k = 0; k < ep->config.top_k; k++) {
+        yard_status st;
+        uint32_t peer;
+
+        if (expert[k] < 0)
+            continue;
+        peer = ep_rank_of(ep, expert[k]);
+        if (ep->target[peer])
+            continue;
+        ep->target[peer] = 1;
+        if (!packed)
+            pack_row(ep, x, x_scale, t, row);
+        packed = true;
+        add_entry(round, peer, t);
+        if (peer == ep->rank)
+            continue; /* read where it was packed */
+        st = yard_ep_put(ep, round->heap.dispatch_rows + slot, row, ep->dispatch_row_bytes,
+                         round->heap.sig_rows + ep->rank * 8, 1, peer);
+        if (st != YARD_OK)
+            return st;
+        ep->stats.n_dispatch_rows_sent++;
+    }
+    return YARD_OK;
+}
+
+static yard_status send_headers(yard_ep_round *round)
+{
+    yard_ep *ep = round->ep;
+    const uint64_t hash = hash_routing(round);
+
+    for (uint32_t i = 1; i <= ep->n_ranks; i++) {
+        const uint32_t peer = (ep->rank + i) % ep->n_ranks; /* not all at rank 0 first */
+        ep_header *header = stage_header(round, peer);
+        yard_status st;
+
+        header->epoch = round->epoch;
+        header->routing_hash = hash;
+        header->n_tokens = round->n_tokens;
+        st = yard_ep_put(ep, round->heap.headers + ep->rank * ep->header_bytes, header,
+                         sizeof(*header) + header->n_sent * ep->entry_bytes,
+                         round->heap.sig_header + ep->rank * 8, 1, peer);
+        if (st != YARD_OK)
+            return st;
+    }
+    return YARD_OK;
+}
+
+yard_status yard_ep_dispatch_send(yard_ep_round *round, const void *x, const float *x_scale,
+                                  const int32_t *expert, const float *weight,
+                                  const int32_t *n_tokens, yard_stream stream)
+{
+    yard_ep *ep = round->ep;
+    yard_status st = yard_ep_enter(round, ROUND_IDLE, "dispatch_send");
+
+    (void)stream;
+    if (st == YARD_OK)
+        st = check_routing(ep, expert, *n_tokens);
+    if (st == YARD_OK && *n_tokens > 0 && !x)
+        st =
+            yard_fail(&ep->err, YARD_EINVAL, "dispatch_send: x: want %d rows, got NULL", *n_tokens);
+    if (st == YARD_OK && *n_tokens > 0 && (x_scale != NULL) != (ep->config.input == YARD_EP_FP8))
+        st = yard_fail(&ep->err, YARD_EINVAL,
+                       "dispatch_send: x_scale: want it exactly when input "
+                       "is FP8");
+    if (st != YARD_OK)
+        return st;
+    round->epoch++;
+    round->n_tokens = (uint32_t)*n_tokens;
+    if (round->n_tokens > 0) {
+        const size_t n = (size_t)round->n_tokens * ep->config.top_k;
+        memcpy(round->expert, expert, n * sizeof(*expert));
+        memcpy(round->weight, weight, n * sizeof(*weight));
+    }
+    for (uint32_t peer = 0; peer < ep->n_ranks; peer++)
+        stage_header(round, peer)->n_sent = 0;
+    for (uint32_t t = ep->replica; st == YARD_OK && t < round->n_tokens; t += ep->config.tp)
+        st = send_token(round, x, x_scale, t);
+    if (st == YARD_OK)
+        st = send_headers(round);
+    if (st != YARD_OK)
+        return yard_ep_broken(round, st, "dispatch_send", 0);
+    round->state = ROUND_DISPATCH_SENT;
+    return YARD_OK;
+}
+
+/* ---- receive ----------------------------------------------------------------------------- */
+
+static const ep_header *header_of(const yard_ep_round *round, uint32_t source)
+{
+    return ep_heap(round->ep, round->heap.headers + source * round->ep->header_bytes);
+}
+
+/* All headers, then as many rows as each announces. Row counts are totals: signals only add. */
+static yard_status wait_arrivals(yard_ep_round *round)
+{
+    yard_ep *ep = round->ep;
+    const yard_deadline until = yard_fabric_deadline(ep->fabric, ep->config.timeout_us);
+
+    for (uint32_t s = 0; s < ep->n_ranks; s++) {
+        yard_status st = yard_fabric_wait_until(ep->fabric, round->heap.sig_header + s * 8,
+                                                round->epoch, s, until);
+        if (st == YARD_OK && s != ep->rank) {
+            round->rows_seen[s] += header_of(round, s)->n_sent;
+            st = yard_fabric_wait_until(ep->fabric, round->heap.sig_rows + s * 8,
+                                        round->rows_seen[s], s, until);
+        }
+        if (st != YARD_OK)
+            return st;
+    }
+    return YARD_OK;
+}
+
+static yard_status check_header(yard_ep_round *round, uint32_t source)
+{
+    yard_ep *ep = round->ep;
+    const ep_header *h = header_of(round, source);
+    const ep_header *first = header_of(round, source - source % ep->config.tp);
+
+    if (h->epoch != round->epoch)
+        return yard_fail(&ep->err, YARD_EINVAL,
+                         "dispatch_recv: rank %u is at dispatch %llu of this round, rank %u at "
+                         "%llu: calls out of order",
+                         source, (unsigned long long)h->epoch, ep->rank,
+                         (unsigned long long)round->epoch);
+    if (h->routing_hash != first->routing_hash || h->n_tokens != first->n_tokens)
+        return yard_fail(&ep->err, YARD_EINVAL,
+                         "dispatch_recv: ranks %u and %u are replicas of one instance, but their "
+                         "routing differs",
+                         source - source % ep->config.tp, source);
+    return YARD_OK;
+}
+
+/* The replicas' tokens interleave: token t comes from replica t mod tp, in ascending order each. */
+static void collect_group(yard_ep_round *round, uint32_t group)
+{
+    yard_ep *ep = round->ep;
+    const uint32_t tp = ep->config.tp, first = group * tp;
+    uint32_t next[YARD_EP_MAX_TP] = { 0 }; /* entries taken, per replica */
+
+    for (;;) {
+        const int32_t *best = NULL;
+        uint32_t best_replica = 0;
+
+        for (uint32_t j = 0; j < tp; j++) {
+            const ep_header *h = header_of(round, first + j);
+            const int32_t *entry = (const int32_t *)(const void *)((const uint8_t *)(h + 1) +
+                                                                   next[j] * ep->entry_bytes);
+            if (next[j] < h->n_sent && (!best || entry[0] < best[0])) {
+                best = entry;
+                best_replica = j;
+            }
+        }
+        if (!best)
+            return;
+        next[best_replica]++;
+        const uint32_t t = (uint32_t)best[0];
+        const yard_sym row =
+            first + best_replica == ep->rank
+                ? round->heap.stage_rows + t * ep->dispatch_row_bytes
+                : round->heap.dispatch_rows +
+                      ((yard_sym)group * ep->config.max_tokens + t) * ep->dispatch_row_bytes;
+        round->arrivals[round->n_arrivals++] =
+            (arrival){ .group = group, .token = t, .entry = best, .row = ep_heap(ep, row) };
+    }
+}
+
+/* Counts per local expert, and each expert's first row. */
+static void count_rows(yard_ep_round *round, int32_t *expert_count)
+{
+    const yard_ep *ep = round->ep;
+    const int32_t align = (int32_t)ep->config.row_align;
+
+    memset(expert_count, 0, ep->n_local * sizeof(*expert_count));
+    for (uint32_t i = 0; i < round->n_arrivals; i++)
+        for (uint32_t k = 0; k < ep->config.top_k; k++) {
+            const int32_t e = ep_local_expert(ep, ep_entry_experts(round->arrivals[i].entry)[k]);
+            if (e >= 0)
+                expert_count[e]++;
+        }
+    round->first_row[0] = 0;
+    for (uint32_t e = 0; e < ep->n_local; e++)
+        round->first_row[e + 1] =
+            round->first_row[e] + (expert_count[e] + align - 1) / align * align;
+}
+
+void yard_ep_start_rows(yard_ep_round *round)
+{
+    memcpy(round->ep->cursor, round->first_row, round->ep->n_local * sizeof(int32_t));
+}
+
+static void copy_out(const yard_ep *ep, const uint8_t *row, size_t at, void *expert_x,
+                     float *expert_x_scale)
+{
+    memcpy((uint8_t *)expert_x + at * ep->payload_bytes, row, ep->payload_bytes);
+    if (ep->scale_bytes)
+        memcpy(expert_x_scale + at * ep->n_groups_cols, row + yard_align_up(ep->payload_bytes, 4),
+               ep->scale_bytes);
+}
+
+static void fan_out(yard_ep_round *round, void *expert_x, float *expert_x_scale, int32_t *row_index)
+{
+    const yard_ep *ep = round->ep;
+    const bool flat = ep->config.layout == YARD_EP_FLAT;
+
+    yard_ep_start_rows(round);
+    for (uint32_t i = 0; i < round->n_arrivals; i++) {
+        const arrival *a = &round->arrivals[i];
+        const int32_t origin = (int32_t)(a->group * ep->config.max_tokens + a->token);
+
+        if (flat)
+            copy_out(ep, a->row, i, expert_x, expert_x_scale);
+        for (uint32_t k = 0; k < ep->config.top_k; k++) {
+            const int32_t e = ep_local_expert(ep, ep_entry_experts(a->entry)[k]);
+            if (e < 0)
+                continue;
+            const int32_t row = ep->cursor[e]++;
+            if (!flat)
+                copy_out(ep, a->row, (size_t)row, expert_x, expert_x_scale);
+            if (row_index)
+                row_index[row] = flat ? (int32_t)i : origin;
+        }
+    }
+}
+
+yard_status yard_ep_dispatch_recv(yard_ep_round *round, void *expert_x, float *expert_x_scale,
+                                  int32_t *expert_count, int32_t *row_index, yard_stream stream)
+{
+    yard_ep *ep = round->ep;
+    yard_status st = yard_ep_enter(round, ROUND_DISPATCH_SENT, "dispatch_recv");
+
+    (void)stream;
+    if (st != YARD_OK)
+        return st;
+    if (!row_index && ep->config.layout == YARD_EP_FLAT)
+        return yard_fail(&ep->err, YARD_EINVAL,
+                         "dispatch_recv: row_index: the flat layout needs "
+                         "it, got NULL");
+    if ((expert_x_scale != NULL) != (ep->config.dispatch == YARD_EP_FP8))
+        return yard_fail(&ep->err, YARD_EINVAL,
+                         "dispatch_recv: expert_x_scale: want it exactly "
+                         "when dispatch is FP8");
+    st = wait_arrivals(round);
+    if (st != YARD_OK)
+        return yard_ep_broken(round, st, "dispatch_recv", round->heap.sig_header);
+    for (uint32_t s = 0; s < ep->n_ranks; s++)
+        if (check_header(round, s) != YARD_OK)
+            return ep->status = YARD_EINVAL;
+    round->n_arrivals = 0;
+    for (uint32_t g = 0; g < ep->dp; g++)
+        collect_group(round, g);
+    count_rows(round, expert_count);
+    fan_out(round, expert_x, expert_x_scale, row_index);
+    round->state = ROUND_DISPATCHED;
+    return YARD_OK;
+}

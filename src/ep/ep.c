@@ -1,0 +1,421 @@
+/* Groups: config, heap layout, creation, errors. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ep/ep_impl.h"
+
+enum { ALIGN = 64, MAX_RANKS = 4096 };
+
+size_t yard_ep_align(size_t n)
+{
+    return yard_align_up(n, ALIGN);
+}
+
+uint32_t yard_ep_version(void)
+{
+    return YARD_EP_ABI_VERSION;
+}
+
+/* ---- config ------------------------------------------------------------------------------ */
+
+static yard_status read_config(yard_ep_config *out, const yard_ep_config *config, yard_error *err)
+{
+    const yard_ep_config defaults = YARD_EP_CONFIG_INIT;
+    const size_t known = sizeof(*out);
+
+    if (!config || config->size < sizeof(config->size))
+        return yard_fail(err, YARD_EINVAL, "ep config: want YARD_EP_CONFIG_INIT first");
+    for (size_t i = known; i < config->size; i++)
+        if (((const uint8_t *)config)[i] != 0)
+            return yard_fail(err, YARD_ENOTSUP,
+                             "ep config: want %zu bytes at most, got %zu with a setting this "
+                             "library does not know",
+                             known, config->size);
+    *out = defaults;
+    memcpy(out, config, config->size < known ? config->size : known);
+    return YARD_OK;
+}
+
+struct field_check {
+    const char *name;
+    uint32_t value, min, max;
+};
+
+static yard_status check_fields(const yard_ep_config *c, yard_error *err)
+{
+    const struct field_check checks[] = {
+        { "n_experts", c->n_experts, 1, 1u << 20 }, { "top_k", c->top_k, 1, YARD_EP_MAX_TOP_K },
+        { "hidden", c->hidden, 1, 1u << 20 },       { "max_tokens", c->max_tokens, 1, 1u << 20 },
+        { "tp", c->tp, 1, YARD_EP_MAX_TP },         { "n_rounds", c->n_rounds, 1, 16 },
+        { "row_align", c->row_align, 1, 4096 },     { "dispatch", c->dispatch, 0, YARD_EP_FP8 },
+        { "combine", c->combine, 0, YARD_EP_BF16 }, { "input", c->input, 0, YARD_EP_FP8 },
+        { "output", c->output, 0, YARD_EP_BF16 },   { "mode", c->mode, 0, YARD_EP_PARTIAL },
+        { "layout", c->layout, 0, YARD_EP_FLAT },
+    };
+
+    for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]); i++)
+        if (checks[i].value < checks[i].min || checks[i].value > checks[i].max)
+            return yard_fail(err, YARD_EINVAL, "ep config: %s: want %u to %u, got %u",
+                             checks[i].name, checks[i].min, checks[i].max, checks[i].value);
+    if (c->dispatch != YARD_EP_FP8 && c->input != c->dispatch)
+        return yard_fail(err, YARD_EINVAL,
+                         "ep config: input: want the dtype of dispatch (%d), got %d; only FP8 is "
+                         "converted",
+                         c->dispatch, c->input);
+    return YARD_OK;
+}
+
+static yard_status check_ranks(const yard_ep_config *c, uint32_t n_ranks, yard_error *err)
+{
+    if (n_ranks == 0 || n_ranks > MAX_RANKS)
+        return yard_fail(err, YARD_EINVAL, "ep: want 1 to %d ranks, got %u", MAX_RANKS, n_ranks);
+    if (c->n_experts % n_ranks != 0)
+        return yard_fail(err, YARD_EINVAL,
+                         "ep config: n_experts: want a multiple of %u ranks, got %u", n_ranks,
+                         c->n_experts);
+    if (n_ranks % c->tp != 0)
+        return yard_fail(err, YARD_EINVAL, "ep config: tp: want a divisor of %u ranks, got %u",
+                         n_ranks, c->tp);
+    if ((uint64_t)n_ranks / c->tp * c->max_tokens * c->top_k > INT32_MAX)
+        return yard_fail(err, YARD_EINVAL,
+                         "ep config: max_tokens: want instances x max_tokens x top_k below 2^31, "
+                         "got %u x %u x %u",
+                         n_ranks / c->tp, c->max_tokens, c->top_k);
+    return YARD_OK;
+}
+
+static size_t dtype_bytes(yard_ep_dtype dtype)
+{
+    return dtype == YARD_EP_F32 ? 4 : dtype == YARD_EP_BF16 ? 2 : 1;
+}
+
+/* Everything that follows from the config and the number of ranks. */
+static void derive(yard_ep *ep, uint32_t rank, uint32_t n_ranks)
+{
+    const yard_ep_config *c = &ep->config;
+    uint32_t per_token;
+
+    ep->rank = rank;
+    ep->n_ranks = n_ranks;
+    ep->dp = n_ranks / c->tp;
+    ep->group = rank / c->tp;
+    ep->replica = rank % c->tp;
+    ep->n_local = c->n_experts / n_ranks;
+    ep->first_expert = rank * ep->n_local;
+    ep->entry_bytes = (1 + 2 * (size_t)c->top_k) * sizeof(int32_t);
+    ep->header_bytes = yard_ep_align(sizeof(ep_header) + c->max_tokens * ep->entry_bytes);
+    ep->payload_bytes = c->hidden * dtype_bytes(c->dispatch);
+    ep->n_groups_cols = yard_group_count(c->hidden);
+    ep->scale_bytes = c->dispatch == YARD_EP_FP8 ? ep->n_groups_cols * sizeof(float) : 0;
+    ep->dispatch_row_bytes = yard_ep_align(yard_align_up(ep->payload_bytes, 4) + ep->scale_bytes);
+    ep->combine_row_bytes = yard_ep_align(c->hidden * dtype_bytes(c->combine));
+    ep->output_row_bytes = yard_ep_align(c->hidden * dtype_bytes(c->output));
+    per_token = c->top_k < ep->n_local ? c->top_k : ep->n_local;
+    ep->routed_rows =
+        (uint64_t)ep->dp * c->max_tokens * per_token + (uint64_t)ep->n_local * (c->row_align - 1);
+}
+
+static yard_sym take(yard_sym *at, size_t n_bytes)
+{
+    const yard_sym place = *at;
+
+    *at += yard_ep_align(n_bytes);
+    return place;
+}
+
+static void lay_out_round(const yard_ep *ep, bool copies, yard_sym *at, round_heap *h)
+{
+    const yard_ep_config *c = &ep->config;
+    const size_t r = ep->n_ranks, t = c->max_tokens;
+
+    h->headers = take(at, r * ep->header_bytes);
+    h->dispatch_rows = take(at, (size_t)ep->dp * t * ep->dispatch_row_bytes);
+    h->combine_rows = take(at, t * c->top_k * ep->combine_row_bytes);
+    h->output_rows = take(at, c->tp > 1 ? t * ep->output_row_bytes : 0);
+    h->sig_header = take(at, r * 8);
+    h->sig_rows = take(at, r * 8);
+    h->sig_combine = take(at, r * 8);
+    h->sig_results = take(at, r * 8);
+    h->sig_output = take(at, r * 8);
+    h->stage_headers = take(at, r * ep->header_bytes);
+    h->stage_rows = take(at, t * ep->dispatch_row_bytes);
+    h->stage_combine = take(at, (copies ? 1 : ep->routed_rows) * ep->combine_row_bytes);
+    h->stage_output = take(at, (copies ? 1 : t) * ep->output_row_bytes);
+}
+
+static size_t heap_bytes(const yard_ep *ep, bool copies)
+{
+    yard_sym at = 0;
+    round_heap unused;
+
+    for (uint32_t i = 0; i < ep->config.n_rounds; i++)
+        lay_out_round(ep, copies, &at, &unused);
+    return at;
+}
+
+yard_status yard_ep_capacity_of(const yard_ep_config *config, uint32_t n_ranks,
+                                yard_ep_capacity *out, yard_error *err)
+{
+    yard_ep ep = { 0 };
+    yard_status st = read_config(&ep.config, config, err);
+
+    if (st == YARD_OK)
+        st = check_fields(&ep.config, err);
+    if (st == YARD_OK)
+        st = check_ranks(&ep.config, n_ranks, err);
+    if (st != YARD_OK)
+        return st;
+    derive(&ep, 0, n_ranks);
+    out->expert_y_rows = ep.routed_rows;
+    out->expert_x_rows =
+        ep.config.layout == YARD_EP_FLAT ? (uint64_t)ep.dp * ep.config.max_tokens : ep.routed_rows;
+    out->heap_bytes = heap_bytes(&ep, false);
+    return YARD_OK;
+}
+
+/* ---- creation ---------------------------------------------------------------------------- */
+
+static void describe_config(const yard_ep_config *c, char *text, size_t n_bytes)
+{
+    snprintf(text, n_bytes,
+             "experts %u, top_k %u, hidden %u, max_tokens %u, tp %u, rounds %u, align %u, dispatch "
+             "%d, combine %d, input %d, output %d, mode %d, layout %d, ue8m0 %d",
+             c->n_experts, c->top_k, c->hidden, c->max_tokens, c->tp, c->n_rounds, c->row_align,
+             c->dispatch, c->combine, c->input, c->output, c->mode, c->layout, c->ue8m0);
+}
+
+static uint64_t hash_bytes(uint64_t hash, const void *data, size_t n_bytes)
+{
+    const uint8_t *bytes = data;
+
+    for (size_t i = 0; i < n_bytes; i++) /* FNV-1a */
+        hash = (hash ^ bytes[i]) * 0x100000001b3u;
+    return hash;
+}
+
+static yard_status open_fabric(yard_ep *ep, yard_error *err)
+{
+    const yard_ep_config *c = &ep->config;
+    yard_fabric_config config = YARD_FABRIC_CONFIG_INIT;
+    yard_fabric_env env;
+    char text[256];
+    yard_status st = YARD_OK;
+
+    if (c->fabric) {
+        ep->fabric = c->fabric;
+        return YARD_OK;
+    }
+    if (c->fabric_config)
+        memcpy(&config, c->fabric_config,
+               c->fabric_config->size < sizeof(config) ? c->fabric_config->size : sizeof(config));
+    config.size = sizeof(config);
+    if (config.n_ranks == 0)
+        st = yard_fabric_config_from_env(&config, &env, err);
+    if (st != YARD_OK)
+        return st;
+    if (config.n_ranks == 0)
+        config.n_ranks = 1;
+    st = check_ranks(c, config.n_ranks, err);
+    if (st != YARD_OK)
+        return st;
+    describe_config(c, text, sizeof(text));
+    config.config_text = text;
+    config.config_hash = hash_bytes(0xcbf29ce484222325u, text, strlen(text));
+    config.timeout_us = c->timeout_us;
+    derive(ep, config.rank, config.n_ranks);
+    config.heap_bytes = heap_bytes(ep, false);
+    ep->owns_fabric = true;
+    return yard_fabric_create(&ep->fabric, &config, err);
+}
+
+/* Called twice: to measure, then to place. */
+static void lay_out_memory(yard_ep *ep, yard_arena *arena)
+{
+    const yard_ep_config *c = &ep->config;
+    const size_t r = ep->n_ranks * sizeof(uint64_t);
+
+    ep->rounds = yard_arena_take(arena, c->n_rounds * sizeof(*ep->rounds));
+    ep->cursor = yard_arena_take(arena, (ep->n_local + 1) * sizeof(*ep->cursor));
+    ep->row_f32 = yard_arena_take(arena, c->hidden * sizeof(float));
+    ep->target = yard_arena_take(arena, ep->n_ranks);
+    for (uint32_t i = 0; i < c->n_rounds; i++) {
+        yard_ep_round round = {
+            .ep = ep,
+            .rows_seen = yard_arena_take(arena, r),
+            .results_seen = yard_arena_take(arena, r),
+            .outputs_seen = yard_arena_take(arena, r),
+            .expert = yard_arena_take(arena, (size_t)c->max_tokens * c->top_k * sizeof(int32_t)),
+            .weight = yard_arena_take(arena, (size_t)c->max_tokens * c->top_k * sizeof(float)),
+            .arrivals = yard_arena_take(arena, (size_t)ep->dp * c->max_tokens * sizeof(arrival)),
+            .first_row = yard_arena_take(arena, (ep->n_local + 1) * sizeof(int32_t)),
+        };
+        if (arena->base)
+            ep->rounds[i] = round;
+    }
+}
+
+static yard_status allocate(yard_ep *ep, yard_error *err)
+{
+    yard_arena arena = { 0 };
+    yard_sym at = 0;
+
+    lay_out_memory(ep, &arena);
+    arena.size_bytes = arena.used_bytes;
+    arena.used_bytes = 0;
+    arena.base = ep->block = yard_alloc(arena.size_bytes);
+    if (!ep->block)
+        return yard_fail(err, YARD_ENOMEM, "ep: %zu bytes", arena.size_bytes);
+    lay_out_memory(ep, &arena);
+    for (uint32_t i = 0; i < ep->config.n_rounds; i++)
+        lay_out_round(ep, yard_fabric_copies(ep->fabric), &at, &ep->rounds[i].heap);
+    return YARD_OK;
+}
+
+static yard_status start(yard_ep *ep, yard_error *err)
+{
+    const char *reason = "";
+    yard_status st = open_fabric(ep, err);
+
+    if (st == YARD_OK)
+        st = check_ranks(&ep->config, yard_fabric_size(ep->fabric), err);
+    if (st != YARD_OK)
+        return st;
+    derive(ep, yard_fabric_rank(ep->fabric), yard_fabric_size(ep->fabric));
+    if (heap_bytes(ep, yard_fabric_copies(ep->fabric)) > yard_fabric_heap_bytes(ep->fabric))
+        return yard_fail(err, YARD_EINVAL, "ep: want a heap of %zu bytes, the fabric's has %zu",
+                         heap_bytes(ep, yard_fabric_copies(ep->fabric)),
+                         yard_fabric_heap_bytes(ep->fabric));
+    ep->convert = yard_convert_best();
+    const char *transport = yard_fabric_transport(ep->fabric, &reason);
+    snprintf(ep->description, sizeof(ep->description), "cpu over %s: %s", transport, reason);
+    return allocate(ep, err);
+}
+
+yard_status yard_ep_create(yard_ep **out, const yard_ep_config *config, yard_error *err)
+{
+    yard_ep *ep = calloc(1, sizeof(*ep));
+    yard_status st;
+
+    if (!ep)
+        return yard_fail(err, YARD_ENOMEM, "ep: %zu bytes", sizeof(*ep));
+    st = read_config(&ep->config, config, err);
+    if (st == YARD_OK)
+        st = check_fields(&ep->config, err);
+    if (st == YARD_OK)
+        st = start(ep, err);
+    if (st != YARD_OK) {
+        yard_ep_destroy(ep);
+        return st;
+    }
+    *out = ep;
+    return YARD_OK;
+}
+
+void yard_ep_destroy(yard_ep *ep)
+{
+    if (!ep)
+        return;
+    if (ep->owns_fabric)
+        yard_fabric_destroy(ep->fabric);
+    free(ep->block);
+    free(ep);
+}
+
+uint32_t yard_ep_rank(const yard_ep *ep)
+{
+    return ep->rank;
+}
+
+uint32_t yard_ep_size(const yard_ep *ep)
+{
+    return ep->n_ranks;
+}
+
+const char *yard_ep_describe(const yard_ep *ep)
+{
+    return ep->description;
+}
+
+yard_ep_round *yard_ep_get_round(yard_ep *ep, uint32_t round_idx)
+{
+    return round_idx < ep->config.n_rounds ? &ep->rounds[round_idx] : NULL;
+}
+
+void yard_ep_get_stats(const yard_ep *ep, yard_ep_stats *out)
+{
+    *out = ep->stats;
+}
+
+/* ---- errors ------------------------------------------------------------------------------ */
+
+const char *yard_ep_error(const yard_ep *ep)
+{
+    return ep->err.message;
+}
+
+/* A rank that stopped keeps others from going on, and those keep others: whoever has not sent its
+ * header is listed, the culprit among them. */
+static void name_missing(const yard_ep_round *round, yard_sym sig, char *text, size_t n_bytes)
+{
+    const yard_ep *ep = round->ep;
+    size_t n = 0;
+
+    text[0] = '\0';
+    for (uint32_t s = 0; s < ep->n_ranks && n < n_bytes; s++)
+        if (yard_fabric_read_signal(ep->fabric, sig + s * 8) < round->epoch)
+            n += (size_t)snprintf(text + n, n_bytes - n, "%s%u", n ? ", " : "; missing: rank ", s);
+}
+
+static yard_status broken(yard_ep *ep, yard_status st, const char *call, const char *missing)
+{
+    char lost[48] = "";
+    uint32_t first = 0;
+
+    if (ep->status != YARD_OK)
+        return ep->status;
+    ep->status = st;
+    if (yard_fabric_poll(ep->fabric, &first) == YARD_EPEER)
+        snprintf(lost, sizeof(lost), "; lost first: rank %u", first);
+    return yard_fail(&ep->err, st, "rank %u, %s: %s%s%s", ep->rank, call,
+                     yard_fabric_error(ep->fabric), lost, missing);
+}
+
+yard_status yard_ep_broken(yard_ep_round *round, yard_status st, const char *call, yard_sym sig)
+{
+    char missing[160] = "";
+
+    if (sig != 0)
+        name_missing(round, sig, missing, sizeof(missing));
+    return broken(round->ep, st, call, missing);
+}
+
+yard_status yard_ep_poll(yard_ep *ep)
+{
+    if (ep->status == YARD_OK && yard_fabric_poll(ep->fabric, NULL) != YARD_OK)
+        return broken(ep, YARD_EPEER, "poll", "");
+    return ep->status;
+}
+
+yard_status yard_ep_enter(yard_ep_round *round, round_state want, const char *call)
+{
+    static const char *const next_call[] = { [ROUND_IDLE] = "dispatch_send",
+                                             [ROUND_DISPATCH_SENT] = "dispatch_recv",
+                                             [ROUND_DISPATCHED] = "combine_send",
+                                             [ROUND_COMBINE_SENT] = "combine_recv" };
+    yard_ep *ep = round->ep;
+
+    if (ep->status != YARD_OK)
+        return ep->status;
+    if (round->state != want)
+        return yard_fail(&ep->err, YARD_EINVAL, "%s: this round's next call is %s", call,
+                         next_call[round->state]);
+    return YARD_OK;
+}
+
+yard_status yard_ep_put(yard_ep *ep, yard_sym dst, const void *src, size_t n_bytes, yard_sym sig,
+                        uint64_t value, uint32_t peer)
+{
+    if (peer != ep->rank)
+        ep->stats.n_wire_bytes += n_bytes;
+    return yard_fabric_put_signal(ep->fabric, dst, src, n_bytes, sig, value, peer);
+}

@@ -1,0 +1,166 @@
+/* Private to the ep room: a group, its rounds, and where everything lies in the symmetric heap.
+ *
+ * One round, seen from rank r. Headers and rows of dispatch land where the sender says, with no
+ * agreement before: the header of source s in slot s, the row of token t of instance g in row
+ * g * max_tokens + t, whichever replica sent it. Rows of combine land at the token's owner, replica
+ * t mod tp of its instance: row t * top_k + j, where j is the index k of the expert (exact) or the
+ * ordinal of the sending rank among the ranks of the token (partial).
+ *
+ * Why no barrier is needed to use the same memory again. Every rank sends a header to every rank in
+ * every dispatch_send and every combine_send, tokens or not, and each receive waits for the headers
+ * of all ranks. The four calls of a round alternate. So:
+ *   (1) When s writes dispatch n + 1 into r's memory, s has finished combine_recv n, so it has r's
+ *       combine header n. r sends that at the end of combine_send n, after it last read what
+ *       dispatch n brought. Headers and rows of dispatch are free.
+ *   (2) When r writes combine n + 1 into s's memory, r has finished dispatch_recv n + 1, so it has
+ *       s's dispatch header n + 1, which s sends after combine_recv n, where it last read what
+ *       combine n brought. Rows of combine are free.
+ *   (3) When a replica writes finished rows n + 1 into its sibling's memory (in combine_recv n +
+ * 1), it has the sibling's combine header n + 1, sent after the sibling's combine_recv n. (4)
+ * Staging of dispatch n (sources of puts) is free after the own combine_recv n: the combine headers
+ * of all ranks say that they have received dispatch n. Staging of combine n is free after the own
+ * dispatch_recv n + 1: the dispatch headers of all ranks say that they have finished combine_recv
+ * n. Staging of finished rows n is written in combine_recv n + 1, after the siblings' combine
+ * headers n + 1, sent after they received rows n. */
+#ifndef YARD_EP_IMPL_H
+#define YARD_EP_IMPL_H
+
+#include <yard/ep.h>
+
+#include "base/base.h"
+#include "base/convert.h"
+#include "fabric/fabric.h"
+
+enum { YARD_EP_MAX_TOP_K = 32, YARD_EP_MAX_TP = 64 };
+
+/* What a source tells a rank about one dispatch: which of its tokens come, and their experts. */
+typedef struct ep_header {
+    uint64_t epoch;
+    uint64_t routing_hash; /* of the instance's whole routing: replicas must agree */
+    uint32_t n_tokens;     /* of the instance */
+    uint32_t n_sent;       /* entries that follow */
+    uint8_t reserved[40];
+} ep_header;
+
+/* One entry: token, then top_k expert ids, then top_k weights; entry_words() words of 4 bytes. */
+
+typedef enum round_state {
+    ROUND_IDLE,
+    ROUND_DISPATCH_SENT,
+    ROUND_DISPATCHED,
+    ROUND_COMBINE_SENT
+} round_state;
+
+/* Offsets in the heap; signal words are arrays of n_ranks, one writer each. */
+typedef struct round_heap {
+    yard_sym headers;                  /* [n_ranks] of header_bytes */
+    yard_sym dispatch_rows;            /* [dp * max_tokens] of dispatch_row_bytes */
+    yard_sym combine_rows;             /* [max_tokens * top_k] of combine_row_bytes */
+    yard_sym output_rows;              /* [max_tokens] of output_row_bytes; tp > 1 */
+    yard_sym sig_header, sig_rows;     /* dispatch */
+    yard_sym sig_combine, sig_results; /* combine: headers, rows */
+    yard_sym sig_output;               /* finished rows from siblings */
+    yard_sym stage_headers;            /* [n_ranks] */
+    yard_sym stage_rows;               /* [max_tokens] */
+    yard_sym stage_combine;            /* [routed rows]; only for transports that do not copy */
+    yard_sym stage_output;             /* [max_tokens] */
+} round_heap;
+
+/* A token that this rank's experts work on. */
+typedef struct arrival {
+    uint32_t group, token;
+    const int32_t *entry; /* its header entry */
+    const uint8_t *row;   /* its dispatch row, in the heap */
+} arrival;
+
+struct yard_ep_round {
+    yard_ep *ep;
+    round_heap heap;
+    round_state state;
+    uint64_t epoch;                                    /* dispatches so far */
+    uint64_t *rows_seen, *results_seen, *outputs_seen; /* [n_ranks] totals awaited so far */
+
+    /* this instance's routing, kept from the send */
+    uint32_t n_tokens;
+    int32_t *expert; /* [max_tokens, top_k] */
+    float *weight;
+
+    /* what arrived: ascending (instance, token) */
+    arrival *arrivals; /* [dp * max_tokens] */
+    uint32_t n_arrivals;
+    int32_t *first_row; /* [n_local + 1] first expert-major row of each local expert, aligned */
+};
+
+struct yard_ep {
+    yard_ep_config config;
+    yard_fabric *fabric;
+    bool owns_fabric;
+    const yard_convert *convert;
+    uint32_t rank, n_ranks, dp, group, replica, n_local, first_expert;
+    uint32_t n_groups_cols; /* scales of a row */
+    size_t header_bytes, entry_bytes;
+    size_t payload_bytes, scale_bytes, dispatch_row_bytes; /* dispatch: codes, scales, row */
+    size_t combine_row_bytes, output_row_bytes;
+    uint64_t routed_rows;
+
+    yard_ep_round *rounds; /* [n_rounds] */
+    void *block;           /* memory under the rounds' arrays and scratch */
+    int32_t *cursor;       /* [n_local] */
+    float *row_f32;        /* [hidden] */
+    uint8_t *target;       /* [n_ranks] marks */
+
+    yard_status status; /* sticky */
+    yard_error err;
+    yard_ep_stats stats;
+    char description[256];
+};
+
+size_t yard_ep_align(size_t n); /* up to 64 */
+
+static inline uint32_t ep_rank_of(const yard_ep *ep, int32_t expert)
+{
+    return (uint32_t)expert / ep->n_local;
+}
+
+static inline uint32_t ep_owner_of(const yard_ep *ep, uint32_t group, uint32_t token)
+{
+    return group * ep->config.tp + token % ep->config.tp;
+}
+
+static inline void *ep_heap(const yard_ep *ep, yard_sym at)
+{
+    return yard_fabric_local(ep->fabric, at);
+}
+
+static inline const int32_t *ep_entry_experts(const int32_t *entry)
+{
+    return entry + 1;
+}
+
+static inline const float *ep_entry_weights(const yard_ep *ep, const int32_t *entry)
+{
+    return (const float *)(const void *)(entry + 1 + ep->config.top_k);
+}
+
+/* Expert-major row of each (arrival, k), by walking arrivals in order: sets cursor to first_row. */
+void yard_ep_start_rows(yard_ep_round *round);
+
+/* Local expert number, or -1 when the id is not one of this rank's. */
+static inline int32_t ep_local_expert(const yard_ep *ep, int32_t expert)
+{
+    return expert >= 0 && ep_rank_of(ep, expert) == ep->rank ? expert - (int32_t)ep->first_expert
+                                                             : -1;
+}
+
+/* The sticky status; then whether the round is in the wanted state. */
+yard_status yard_ep_enter(yard_ep_round *round, round_state want, const char *call);
+/* Records a failure of the fabric under the name of the call. sig: the header words [n_ranks] that
+ * the call waited for, so that every rank that is missing is named; 0 and a call that only sends
+ * names the first lost one. */
+yard_status yard_ep_broken(yard_ep_round *round, yard_status st, const char *call, yard_sym sig);
+
+/* Sends one row or header; counts bytes to other ranks. */
+yard_status yard_ep_put(yard_ep *ep, yard_sym dst, const void *src, size_t n_bytes, yard_sym sig,
+                        uint64_t value, uint32_t peer);
+
+#endif

@@ -1,0 +1,277 @@
+/* Bad days: ranks killed or stopped in any call, calls out of order, configs that differ. Every
+ * other rank gets an error that names the rank, within the deadline; a new group forms at once.
+ * ctest: sanitize */
+#include "fabric/fabric_test.h"
+
+#include "ep/ep_case.h"
+
+enum { N_RANKS = 3, VICTIM = 1, N_CALLS = 4 };
+
+struct fault {
+    int signal;       /* SIGKILL or SIGSTOP */
+    uint32_t at_call; /* the victim stops before this call of step 1 */
+    uint64_t timeout_us;
+    test_pipe ready; /* the victim tells that it is there */
+};
+
+static ep_case small_case(uint32_t n_ranks)
+{
+    ep_case c = case_from_seed(3, n_ranks, 60);
+
+    c.config.tp = 1;
+    c.config.n_experts = n_ranks * 2;
+    c.config.top_k = n_ranks; /* every rank has work for every other */
+    c.config.n_rounds = 1;
+    c.config.max_tokens = 6;
+    c.crowd = 2;
+    c.taste = 0;
+    c.n_steps = 100;
+    return c;
+}
+
+struct victim {
+    const struct fault *fault;
+    uint32_t n_points;
+};
+
+/* case_run passes a point before each call. */
+static void stop_at(void *ctx)
+{
+    struct victim *v = ctx;
+
+    if (v->n_points++ != N_CALLS + v->fault->at_call)
+        return;
+    test_tell(&v->fault->ready);
+    if (v->fault->signal == SIGKILL)
+        kill(getpid(), SIGKILL);
+    raise(SIGSTOP);
+}
+
+static void run_faulty(const yard_fabric_config *config, void *ctx)
+{
+    struct fault *fault = ctx;
+    ep_case c = small_case(config->n_ranks);
+    struct victim victim = { .fault = fault };
+    yard_fabric_config fabric = *config;
+    yard_error err = { 0 };
+    yard_ep *ep = NULL;
+    char name[32];
+    case_rank r;
+    uint64_t begin_us;
+
+    c.config.fabric_config = &fabric;
+    c.config.timeout_us = fault->timeout_us;
+    if (yard_ep_create(&ep, &c.config, &err) != YARD_OK) {
+        fprintf(stderr, "rank %u: %s\n", config->rank, err.message);
+        _exit(1);
+    }
+    case_open(&r, &c, ep);
+    if (config->rank == VICTIM) {
+        r.point = stop_at;
+        r.point_ctx = &victim;
+    }
+    begin_us = yard_now_us();
+    if (case_run(&r)) { /* a stopped victim goes on after the others have given up */
+        CHECK(config->rank == VICTIM);
+        _exit(2);
+    }
+    if (config->rank == VICTIM) {
+        CHECK(fault->signal == SIGSTOP); /* the others are gone: an error here too */
+        _exit(0);
+    }
+    snprintf(name, sizeof(name), "rank %d", VICTIM);
+    CHECK_TEXT(r.failure, name);
+    CHECK(yard_ep_poll(ep) != YARD_OK);
+    CHECK(yard_now_us() - begin_us < fault->timeout_us + 60000000u);
+    /* sticky: the next call says the same at once */
+    CHECK(yard_ep_combine_recv(yard_ep_get_round(ep, 0), NULL, NULL) == yard_ep_poll(ep));
+    case_close(&r);
+    yard_ep_destroy(ep);
+}
+
+static void one_fault(int signal, uint32_t at_call, uint64_t timeout_us)
+{
+    struct fault fault = { .signal = signal, .at_call = at_call, .timeout_us = timeout_us };
+    test_group g = { 0 };
+
+    test_pipe_open(&fault.ready);
+    test_start(&g, N_RANKS, run_faulty, &fault);
+    test_hear(&fault.ready);
+    for (uint32_t r = 0; r < N_RANKS; r++)
+        if (r != VICTIM)
+            assert_int_equal(test_wait_rank(&g, r), 0);
+    if (signal == SIGSTOP)
+        kill(g.pids[VICTIM], SIGCONT);
+    assert_int_equal(test_wait_rank(&g, VICTIM), signal == SIGKILL ? 128 + SIGKILL : 0);
+    test_pipe_close(&fault.ready);
+}
+
+static void killed_in_any_call(void **state)
+{
+    (void)state;
+    for (uint32_t call = 0; call < N_CALLS; call++)
+        one_fault(SIGKILL, call, 60000000);
+}
+
+static void stopped_in_any_call(void **state)
+{
+    (void)state;
+    for (uint32_t call = 0; call < N_CALLS; call++)
+        one_fault(SIGSTOP, call, 300000);
+}
+
+/* A group after a lost one, in processes that survived: new memory, nothing old arrives. */
+static void run_again(const yard_fabric_config *config, void *ctx)
+{
+    ep_case c = small_case(config->n_ranks);
+    yard_fabric_config fabric = *config;
+    yard_error err = { 0 };
+
+    (void)ctx;
+    c.n_steps = 3;
+    for (int i = 0; i < 5; i++) {
+        char meet[128];
+        yard_ep *ep = NULL;
+        case_rank r;
+
+        snprintf(meet, sizeof(meet), "%s-%d", config->rendezvous, i);
+        fabric.rendezvous = meet;
+        c.config.fabric_config = &fabric;
+        c.config.timeout_us = 60000000;
+        CHECK(yard_ep_create(&ep, &c.config, &err) == YARD_OK);
+        case_open(&r, &c, ep);
+        CHECK(case_run(&r));
+        case_close(&r);
+        yard_ep_destroy(ep);
+    }
+}
+
+static void groups_follow_groups(void **state)
+{
+    (void)state;
+    test_run(4, run_again, NULL);
+}
+
+static void run_mismatch(const yard_fabric_config *config, void *ctx)
+{
+    ep_case c = small_case(config->n_ranks);
+    yard_fabric_config fabric = *config;
+    yard_error err = { 0 };
+    yard_ep *ep = NULL;
+
+    (void)ctx;
+    c.config.hidden = config->rank == 1 ? 64 : 32;
+    c.config.fabric_config = &fabric;
+    CHECK(yard_ep_create(&ep, &c.config, &err) == YARD_EINVAL);
+    CHECK(ep == NULL);
+    CHECK_TEXT(err.message, "32");
+    CHECK_TEXT(err.message, "64");
+}
+
+static void differing_configs_are_refused(void **state)
+{
+    (void)state;
+    test_run(2, run_mismatch, NULL);
+}
+
+/* ---- one rank, wrong calls --------------------------------------------------------------- */
+
+static yard_ep *alone(yard_ep_config *config)
+{
+    static yard_fabric_config fabric = YARD_FABRIC_CONFIG_INIT;
+    yard_error err = { 0 };
+    yard_ep *ep = NULL;
+
+    fabric.n_ranks = 1;
+    config->fabric_config = &fabric;
+    if (yard_ep_create(&ep, config, &err) != YARD_OK)
+        fail_msg("%s", err.message);
+    return ep;
+}
+
+static yard_ep_config tiny_config(void)
+{
+    yard_ep_config c = YARD_EP_CONFIG_INIT;
+
+    c.n_experts = 4;
+    c.top_k = 2;
+    c.hidden = 8;
+    c.max_tokens = 3;
+    c.dispatch = c.input = c.combine = YARD_EP_F32;
+    return c;
+}
+
+static void wrong_calls_are_refused(void **state)
+{
+    yard_ep_config config = tiny_config();
+    yard_ep *ep = alone(&config);
+    yard_ep_round *round = yard_ep_get_round(ep, 0);
+    float x[24] = { 0 }, weight[6] = { 0 }, expert_x[64], y[24];
+    int32_t expert[6] = { 0, 1, 2, 3, 0, 1 }, count[4], n = 3;
+
+    (void)state;
+    assert_null(yard_ep_get_round(ep, 1));
+    assert_int_equal(yard_ep_dispatch_recv(round, expert_x, NULL, count, NULL, NULL), YARD_EINVAL);
+    assert_string_equal(yard_ep_error(ep),
+                        "dispatch_recv: this round's next call is dispatch_send");
+    n = 4;
+    assert_int_equal(yard_ep_dispatch_send(round, x, NULL, expert, weight, &n, NULL), YARD_EINVAL);
+    assert_string_equal(yard_ep_error(ep),
+                        "dispatch_send: n_tokens: want 0 to 3 (max_tokens), got 4");
+    n = 3;
+    expert[5] = 4;
+    assert_int_equal(yard_ep_dispatch_send(round, x, NULL, expert, weight, &n, NULL), YARD_EINVAL);
+    assert_string_equal(yard_ep_error(ep),
+                        "dispatch_send: token 2: want expert ids from -1 to 3, got 4");
+    expert[5] = -1;
+    assert_int_equal(yard_ep_dispatch_send(round, x, x, expert, weight, &n, NULL), YARD_EINVAL);
+    /* nothing of this broke the group */
+    assert_int_equal(yard_ep_dispatch_send(round, x, NULL, expert, weight, &n, NULL), YARD_OK);
+    assert_int_equal(yard_ep_dispatch_send(round, x, NULL, expert, weight, &n, NULL), YARD_EINVAL);
+    assert_int_equal(yard_ep_dispatch_recv(round, expert_x, NULL, count, NULL, NULL), YARD_OK);
+    assert_int_equal(count[0] + count[1] + count[2] + count[3], 5);
+    assert_int_equal(yard_ep_combine_send(round, expert_x, NULL), YARD_OK);
+    assert_int_equal(yard_ep_combine_recv(round, y, NULL), YARD_OK);
+    assert_int_equal(yard_ep_poll(ep), YARD_OK);
+    yard_ep_destroy(ep);
+    yard_ep_destroy(NULL);
+}
+
+static void wrong_configs_are_refused(void **state)
+{
+    yard_ep_config config = tiny_config();
+    yard_ep_capacity capacity;
+    yard_error err = { 0 };
+
+    (void)state;
+    assert_int_equal(yard_ep_version(), YARD_EP_ABI_VERSION);
+    assert_int_equal(yard_ep_capacity_of(&config, 3, &capacity, &err), YARD_EINVAL);
+    assert_string_equal(err.message, "ep config: n_experts: want a multiple of 3 ranks, got 4");
+    config.top_k = 33;
+    assert_int_equal(yard_ep_capacity_of(&config, 2, &capacity, &err), YARD_EINVAL);
+    assert_string_equal(err.message, "ep config: top_k: want 1 to 32, got 33");
+    config = tiny_config();
+    config.tp = 3;
+    assert_int_equal(yard_ep_capacity_of(&config, 4, &capacity, &err), YARD_EINVAL);
+    config = tiny_config();
+    config.input = YARD_EP_BF16;
+    assert_int_equal(yard_ep_capacity_of(&config, 2, &capacity, &err), YARD_EINVAL);
+    config = tiny_config();
+    assert_int_equal(yard_ep_capacity_of(&config, 2, &capacity, &err), YARD_OK);
+    assert_int_equal(capacity.expert_y_rows, 2 * 3 * 2);
+    config.size = 4;
+    assert_int_equal(yard_ep_capacity_of(&config, 2, &capacity, &err), YARD_EINVAL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(wrong_calls_are_refused),
+        cmocka_unit_test(wrong_configs_are_refused),
+        cmocka_unit_test(differing_configs_are_refused),
+        cmocka_unit_test(killed_in_any_call),
+        cmocka_unit_test(stopped_in_any_call),
+        cmocka_unit_test(groups_follow_groups),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
