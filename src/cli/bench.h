@@ -9,6 +9,7 @@
 #include "cli/cli.h"
 
 int yard_bench_engine(int argc, char **argv);
+int yard_bench_ep(int argc, char **argv);
 
 /* One measured case. */
 typedef struct yard_bench_row {

@@ -9,6 +9,7 @@ static const struct benchmark {
     int (*run)(int argc, char **argv);
     const char *what;
 } benchmarks[] = {
+    { "ep", yard_bench_ep, "dispatch and combine, beside MPI, memcpy and plain sockets" },
     { "engine", yard_bench_engine, "prefill and decode of a model, tokens/s" },
 };
 
@@ -24,6 +25,7 @@ static void print_help(FILE *to)
                 "keeping lie under bench/results/ and become the tables of docs/performance.md.\n"
                 "\nExamples:\n"
                 "  switchyard bench engine\n"
+                "  switchyard bench ep --device cpu --tokens 1,128\n"
                 "  switchyard bench engine models/demo --threads 1,2 --json\n"
                 "\n'switchyard bench BENCHMARK --help' tells the arguments of one.\n");
 }

@@ -1,0 +1,390 @@
+/* switchyard bench ep: dispatch and combine, and what else could move the rows.
+ *
+ * Each transport, mode and layout is a group of ranks of its own (bench_ep_ranks.c). The inputs are
+ * FP8 rows with their scales, routing is uniform and distinct within a token, results are bf16. */
+#include <argp.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cli/bench_ep.h"
+
+enum {
+    KEY_DEVICE = 0x1000,
+    KEY_RANKS,
+    KEY_TRANSPORTS,
+    KEY_TOKENS,
+    KEY_HIDDEN,
+    KEY_EXPERTS,
+    KEY_TOP_K,
+    KEY_MODES,
+    KEY_LAYOUTS,
+    KEY_REPEAT
+};
+enum { MAX_TOKENS = 1 << 16, MAX_HIDDEN = 1 << 20, MAX_EXPERTS = 1 << 16, MAX_REPEATS = 100000 };
+
+enum { MEMCPY, SHM, TCP, LIBFABRIC, MPI, SOCKET, N_TRANSPORTS };
+static const char *const transport_names[] = {
+    "memcpy", "shm", "tcp", "libfabric", "mpi", "socket"
+};
+static const char *const mode_names[] = { "exact", "partial" };
+static const char *const layout_names[] = { "expert", "flat" };
+static const char *const phase_names[] = { "dispatch", "combine", "pair" };
+
+/* Members of a set of names, in the order of the names. */
+typedef struct choice {
+    bool has[N_TRANSPORTS];
+} choice;
+
+typedef struct ep_bench {
+    yard_bench_ep_settings settings;
+    choice transports, modes, layouts;
+    bool json;
+
+    bool namespaces;
+    /* what memcpy took, if it was measured */
+    double floor_us[2][2][YARD_BENCH_MAX_LIST][YARD_BENCH_EP_N_PHASES]; /* [partial][flat] */
+    uint32_t n_rows, n_wrong;
+} ep_bench;
+
+/* ---- arguments ---- */
+
+static yard_status parse_names(const char *option, const char *text, const char *const *names,
+                               uint32_t n_names, choice *out, yard_error *err)
+{
+    choice c = { 0 };
+
+    for (const char *at = text;; at++) {
+        const size_t n = strcspn(at, ",");
+        uint32_t i = 0;
+
+        while (i < n_names && (strlen(names[i]) != n || strncmp(names[i], at, n) != 0))
+            i++;
+        if (i == n_names) {
+            char list[80];
+            int n_list = 0;
+
+            for (i = 0; i < n_names; i++)
+                n_list += snprintf(list + n_list, sizeof(list) - (size_t)n_list, "%s%s",
+                                   i ? ", " : "", names[i]);
+            return yard_fail(err, YARD_EINVAL, "%s: want some of %s, got '%s'", option, list, text);
+        }
+        c.has[i] = true;
+        at += n;
+        if (*at == '\0')
+            break;
+    }
+    *out = c;
+    return YARD_OK;
+}
+
+static yard_status parse_u32(const char *option, const char *text, uint32_t max, uint32_t *out,
+                             yard_error *err)
+{
+    uint64_t value = 0;
+    const yard_status st = yard_cli_parse_u64(option, text, 1, max, &value, err);
+
+    if (st == YARD_OK)
+        *out = (uint32_t)value;
+    return st;
+}
+
+/* Rules between arguments, which the library would find only in the ranks. */
+static void check_shape(const struct argp_state *state, const yard_bench_ep_settings *s)
+{
+    if (s->n_experts % s->n_ranks != 0)
+        argp_error(state, "--experts: want a multiple of %u ranks, got %u", s->n_ranks,
+                   s->n_experts);
+    if (s->top_k > s->n_experts)
+        argp_error(state, "--top-k: want at most %u experts, got %u", s->n_experts, s->top_k);
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    ep_bench *b = state->input;
+    yard_bench_ep_settings *s = &b->settings;
+    yard_error err = { 0 };
+    yard_status st = YARD_OK;
+
+    switch (key) {
+    case KEY_DEVICE:
+        if (strcmp(arg, "cpu") != 0)
+            argp_error(state, "--device: want cpu, got '%s'", arg);
+        break;
+    case KEY_RANKS:
+        st = parse_u32("--ranks", arg, YARD_BENCH_EP_MAX_RANKS, &s->n_ranks, &err);
+        break;
+    case KEY_TRANSPORTS:
+        st = parse_names("--transports", arg, transport_names, N_TRANSPORTS, &b->transports, &err);
+        break;
+    case KEY_TOKENS:
+        st = yard_bench_parse_list("--tokens", arg, MAX_TOKENS, &s->tokens, &err);
+        break;
+    case KEY_HIDDEN:
+        st = parse_u32("--hidden", arg, MAX_HIDDEN, &s->hidden, &err);
+        break;
+    case KEY_EXPERTS:
+        st = parse_u32("--experts", arg, MAX_EXPERTS, &s->n_experts, &err);
+        break;
+    case KEY_TOP_K:
+        st = parse_u32("--top-k", arg, YARD_BENCH_EP_MAX_TOP_K, &s->top_k, &err);
+        break;
+    case KEY_MODES:
+        st = parse_names("--modes", arg, mode_names, 2, &b->modes, &err);
+        break;
+    case KEY_LAYOUTS:
+        st = parse_names("--layouts", arg, layout_names, 2, &b->layouts, &err);
+        break;
+    case KEY_REPEAT:
+        st = yard_cli_parse_u64("--repeat", arg, 1, MAX_REPEATS, &s->n_repeats, &err);
+        break;
+    case 'j':
+        b->json = true;
+        break;
+    case ARGP_KEY_END:
+        check_shape(state, s);
+        break;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+    if (st != YARD_OK)
+        argp_error(state, "%s", err.message);
+    return 0;
+}
+
+static const struct argp_option option_list[] = {
+    { "device", KEY_DEVICE, "NAME", 0, "cpu (default)", 0 },
+    { "ranks", KEY_RANKS, "N", 0, "Processes that exchange rows (default 2)", 0 },
+    { "transports", KEY_TRANSPORTS, "LIST", 0,
+      "shm, tcp, libfabric, and what they are compared with: mpi, memcpy, socket (default: all)",
+      0 },
+    { "tokens", KEY_TOKENS, "LIST", 0, "Tokens of each rank (default 1,8,32,64,128)", 0 },
+    { "hidden", KEY_HIDDEN, "N", 0, "Values of a row (default 7168)", 0 },
+    { "experts", KEY_EXPERTS, "N", 0, "Experts in all (default 256)", 0 },
+    { "top-k", KEY_TOP_K, "N", 0, "Experts of a token (default 8)", 0 },
+    { "modes", KEY_MODES, "LIST", 0, "exact, partial (default: both)", 0 },
+    { "layouts", KEY_LAYOUTS, "LIST", 0, "expert, flat (default: both)", 0 },
+    { "repeat", KEY_REPEAT, "N", 0,
+      "Timed repeats of a case (default 200); a case ends after 3 s if it has 5", 0 },
+    { "json", 'j', NULL, 0, "One JSON object a row", 0 },
+    { 0 },
+};
+
+static const struct argp ep_argp = {
+    .options = option_list,
+    .parser = parse,
+    .doc =
+        "Measures dispatch and combine of expert parallelism between processes of this machine.\v"
+        "A row is the time of dispatch (send and receive), combine, or the pair of them; each "
+        "figure is the largest of all ranks. \"verified\" says that every byte and sum was what "
+        "the "
+        "definition gives, before, at the end of and after the timed repeats, and that one row "
+        "left for each token and destination rank. The ranks are pinned to CPUs of their own when "
+        "there are enough.\n\n"
+        "memcpy: each rank copies the bytes that the layout demands; the floor of the other rows.\n"
+        "mpi: MPI_Alltoallv of a row for each (token, expert), \"padded\" per expert or with exact "
+        "\"counts\" that are exchanged first; where Open MPI is installed.\n"
+        "socket: a plain TCP connection with the bytes that tcp puts on the wire (\"stream\", "
+        "\"bytes\" are those of one direction), and one row there and one result back "
+        "(\"pingpong\").\n"
+        "tcp, libfabric and socket run between two network namespaces when this is root and there "
+        "is the ip command, else over loopback: \"link\" says which.\n"
+        "What cannot be opened here is named on stderr and left out.\n\n" YARD_BENCH_EP_FORMULA "\n"
+        "Examples:\n"
+        "  switchyard bench ep --device cpu\n"
+        "  switchyard bench ep --transports shm,memcpy --tokens 1,128 --modes partial\n"
+        "  switchyard bench ep --json >bench/results/ep-cpu.jsonl\n",
+};
+
+/* ---- rows ---- */
+
+static json_t *shape_of(const ep_bench *b, const yard_bench_ep_group *g, const char *transport,
+                        const char *variant, int phase, uint32_t tokens)
+{
+    json_t *shape =
+        json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i}", "transport", transport, "phase",
+                  phase_names[phase], "mode", mode_names[g->partial], "layout",
+                  layout_names[g->flat], "tokens", (int)tokens, "hidden", (int)b->settings.hidden,
+                  "experts", (int)b->settings.n_experts, "top_k", (int)b->settings.top_k);
+
+    if (shape && variant)
+        json_object_set_new(shape, "variant", json_string(variant));
+    if (shape && g->peer && g->peer->network)
+        json_object_set_new(shape, "link", json_string(g->namespaces ? "namespaces" : "loopback"));
+    return shape;
+}
+
+static yard_status print_row(ep_bench *b, const yard_bench_ep_group *g, const char *transport,
+                             const char *variant, int phase, uint32_t tokens_idx,
+                             const yard_bench_ep_result *result, yard_error *err)
+{
+    const yard_bench_ep_times *t = &result->phase[phase];
+    const bool has_floor = !g->peer || (g->peer != &yard_bench_ep_memcpy && !g->peer->bytes);
+    yard_bench_row row = {
+        .bench = "ep",
+        .p50_us = t->p50_us,
+        .p99_us = t->p99_us,
+        .min_us = t->min_us,
+        .floor_us = has_floor ? b->floor_us[g->partial][g->flat][tokens_idx][phase] : -1,
+        .bytes = t->bytes,
+        .flops = -1,
+        .verified = result->verified,
+        .device = yard_bench_cpu_name(),
+        .ranks = g->settings->n_ranks,
+    };
+    yard_status st;
+
+    row.shape = shape_of(b, g, transport, variant, phase, g->settings->tokens.value[tokens_idx]);
+    if (!row.shape)
+        return yard_fail(err, YARD_ENOMEM, "bench: no memory for a row");
+    st = yard_bench_print_row(&row, b->json, err);
+    json_decref(row.shape);
+    b->n_rows++;
+    b->n_wrong += !row.verified;
+    return st;
+}
+
+static yard_status print_rows(ep_bench *b, const yard_bench_ep_group *g, const char *transport,
+                              const char *variant, const yard_bench_ep_result *results,
+                              yard_error *err)
+{
+    const bool pair_only = g->peer && g->peer->pair_only;
+    yard_status st = YARD_OK;
+
+    for (uint32_t i = 0; i < g->settings->tokens.n; i++)
+        for (int phase = pair_only ? YARD_BENCH_EP_PAIR : 0;
+             st == YARD_OK && phase < YARD_BENCH_EP_N_PHASES; phase++) {
+            st = print_row(b, g, transport, variant, phase, i, &results[i], err);
+            if (g->peer == &yard_bench_ep_memcpy)
+                b->floor_us[g->partial][g->flat][i][phase] = results[i].phase[phase].p50_us;
+        }
+    return st;
+}
+
+/* ---- groups ---- */
+
+/* What this machine lacks leaves rows out; anything else ends the bench. */
+static yard_status left_out(const char *transport, const char *variant, yard_status st,
+                            yard_error *err)
+{
+    if (st != YARD_ENOTSUP)
+        return st;
+    fprintf(stderr, "bench ep: %s%s%s left out: %s\n", transport, variant ? " " : "",
+            variant ? variant : "", err->message);
+    *err = (yard_error){ 0 };
+    return YARD_OK;
+}
+
+static yard_status run_group(ep_bench *b, const yard_bench_ep_peer *peer, bool partial, bool flat,
+                             yard_error *err)
+{
+    yard_bench_ep_settings settings = b->settings;
+    yard_bench_ep_result results[YARD_BENCH_MAX_LIST];
+    const yard_bench_ep_group g = { .settings = &settings,
+                                    .peer = peer,
+                                    .partial = partial,
+                                    .flat = flat,
+                                    .namespaces = peer->network && b->namespaces };
+    yard_status st;
+
+    if (peer->one_token)
+        settings.tokens = (yard_bench_list){ 1, { 1 } };
+    st = yard_bench_ep_run_group(&g, results, err);
+    return st == YARD_OK ? print_rows(b, &g, peer->name, peer->variant, results, err) : st;
+}
+
+/* Every mode and layout that was asked for; flat is the same on the wire, so it says nothing new of
+ * a peer that only knows the wire. */
+static yard_status run_peer(ep_bench *b, const yard_bench_ep_peer *peer, yard_error *err)
+{
+    yard_status st = YARD_OK;
+
+    if (peer->two_ranks && b->settings.n_ranks != 2) {
+        fprintf(stderr, "bench ep: %s %s left out: it wants 2 ranks\n", peer->name, peer->variant);
+        return YARD_OK;
+    }
+    for (int partial = 0; partial < 2; partial++)
+        for (int flat = 0; flat < 2; flat++)
+            if (st == YARD_OK && b->modes.has[partial] && b->layouts.has[flat] &&
+                !(flat && peer->bytes && b->layouts.has[0]))
+                st = run_group(b, peer, partial, flat, err);
+    return left_out(peer->name, peer->variant, st, err);
+}
+
+/* MPI programs know no partial sums and no flat layout: these rows stand against all others. */
+static yard_status run_mpi(ep_bench *b, yard_error *err)
+{
+    const yard_bench_ep_group g = { .settings = &b->settings };
+    yard_bench_ep_result results[YARD_BENCH_MAX_LIST];
+    yard_status st = YARD_OK;
+
+    for (int padded = 1; padded >= 0 && st == YARD_OK; padded--) {
+        const char *variant = padded ? "padded" : "counts";
+
+        st = yard_bench_ep_run_mpi(&b->settings, padded, results, err);
+        if (st != YARD_OK)
+            st = left_out("mpi", variant, st, err);
+        else
+            st = print_rows(b, &g, "mpi", variant, results, err);
+    }
+    return st;
+}
+
+static yard_status run_all(ep_bench *b, yard_error *err)
+{
+    const yard_bench_ep_peer *peers[] = { [MEMCPY] = &yard_bench_ep_memcpy,
+                                          [SHM] = &yard_bench_ep_shm,
+                                          [TCP] = &yard_bench_ep_tcp,
+                                          [LIBFABRIC] = &yard_bench_ep_libfabric,
+                                          [SOCKET] = &yard_bench_ep_socket };
+    yard_status st = YARD_OK;
+
+    for (int i = 0; i < N_TRANSPORTS && st == YARD_OK; i++) {
+        if (!b->transports.has[i])
+            continue;
+        st = i == MPI ? run_mpi(b, err) : run_peer(b, peers[i], err);
+        if (i == SOCKET && st == YARD_OK)
+            st = run_peer(b, &yard_bench_ep_pingpong, err);
+    }
+    return st;
+}
+
+static void forget_floors(ep_bench *b)
+{
+    double *floor_us = &b->floor_us[0][0][0][0];
+
+    for (size_t i = 0; i < sizeof(b->floor_us) / sizeof(*floor_us); i++)
+        floor_us[i] = -1;
+}
+
+int yard_bench_ep(int argc, char **argv)
+{
+    ep_bench b = { .settings = { .n_ranks = 2,
+                                 .hidden = 7168,
+                                 .n_experts = 256,
+                                 .top_k = 8,
+                                 .n_repeats = 200,
+                                 .tokens = { 5, { 1, 8, 32, 64, 128 } } },
+                   .transports = { { true, true, true, true, true, true } },
+                   .modes = { { true, true } },
+                   .layouts = { { true, true } } };
+    yard_error err = { 0 };
+    yard_status st;
+    int rc;
+
+    argp_err_exit_status = YARD_EXIT_USAGE;
+    argv[0] = (char *)"switchyard bench ep";
+    argp_parse(&ep_argp, argc, argv, 0, NULL, &b);
+    forget_floors(&b);
+    b.namespaces = b.settings.n_ranks == 2 && yard_bench_ep_link_possible();
+    yard_bench_print_head(b.json);
+    st = run_all(&b, &err);
+    if (st == YARD_OK && b.n_wrong > 0)
+        st = yard_fail(&err, YARD_EDEVICE, "%u of %u rows are not what the definition gives",
+                       b.n_wrong, b.n_rows);
+    if (st == YARD_OK && b.n_rows == 0)
+        st = yard_fail(&err, YARD_ENOTSUP, "nothing could be measured");
+    if (!b.json)
+        printf("\n%s", YARD_BENCH_EP_FORMULA);
+    rc = yard_cli_close_stdout("bench ep");
+    return st == YARD_OK ? rc : yard_cli_fail("bench ep", &err);
+}

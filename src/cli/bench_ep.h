@@ -1,0 +1,96 @@
+/* What the files of `switchyard bench ep` share. A *peer* is a way to exchange rows: a transport of
+ * the library, or something it is compared with. A *group* of rank processes measures one peer in
+ * one mode and layout, for all numbers of tokens. */
+#ifndef YARD_CLI_BENCH_EP_H
+#define YARD_CLI_BENCH_EP_H
+
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "cli/bench.h"
+#include "cli/bench_ep_data.h"
+
+enum { YARD_BENCH_EP_MAX_RANKS = 64, YARD_BENCH_EP_MIN_REPEATS = 5 };
+/* A case ends after so long, whatever --repeat says, once it has YARD_BENCH_EP_MIN_REPEATS. */
+enum { YARD_BENCH_EP_CASE_US = 3000000 };
+enum { YARD_BENCH_EP_TIMEOUT_US = 60000000 };
+
+enum { YARD_BENCH_EP_DISPATCH, YARD_BENCH_EP_COMBINE, YARD_BENCH_EP_PAIR, YARD_BENCH_EP_N_PHASES };
+
+typedef struct yard_bench_ep_times {
+    double p50_us, p99_us, min_us, bytes;
+} yard_bench_ep_times;
+
+/* What a group found for one number of tokens: of each figure the largest of all ranks. */
+typedef struct yard_bench_ep_result {
+    yard_bench_ep_times phase[YARD_BENCH_EP_N_PHASES];
+    bool verified;
+} yard_bench_ep_result;
+
+typedef struct yard_bench_ep_settings {
+    uint32_t n_ranks, hidden, n_experts, top_k;
+    uint64_t n_repeats;
+    yard_bench_list tokens;
+} yard_bench_ep_settings;
+
+/* What a rank process knows; dispatch and combine may leave sizes of their own in impl. */
+typedef struct yard_bench_ep_rank {
+    const yard_bench_ep_settings *settings;
+    uint32_t rank, max_tokens;
+    bool partial, flat;
+    const char *host;         /* address of this rank */
+    const char *rendezvous;   /* of the library's transports */
+    _Atomic uint32_t *port;   /* shared by the ranks; 0 until somebody writes it */
+    yard_bench_ep_data *data; /* of the current number of tokens */
+    void *impl;
+} yard_bench_ep_rank;
+
+/* Calls come in this order: open, then for each number of tokens prepare and many exchanges, then
+ * close, also after a failed open. dispatch and combine are what is timed. */
+typedef struct yard_bench_ep_peer {
+    const char *name, *variant; /* variant: NULL, or what tells rows of one name apart */
+    bool network;               /* between network namespaces where that is possible */
+    bool two_ranks, one_token;  /* it knows only that */
+    bool pair_only;             /* dispatch and combine mean nothing alone */
+    yard_status (*open)(yard_bench_ep_rank *r, yard_error *err);
+    yard_status (*prepare)(yard_bench_ep_rank *r, yard_error *err);
+    yard_status (*dispatch)(yard_bench_ep_rank *r, yard_error *err);
+    yard_status (*combine)(yard_bench_ep_rank *r, yard_error *err);
+    void (*poison)(yard_bench_ep_rank *r); /* spoils what an exchange must write */
+    bool (*check)(yard_bench_ep_rank *r, yard_error *err);
+    void (*close)(yard_bench_ep_rank *r);
+    double (*bytes)(const yard_bench_ep_rank *r, int phase); /* NULL: those of the layout */
+} yard_bench_ep_peer;
+
+extern const yard_bench_ep_peer yard_bench_ep_shm, yard_bench_ep_tcp, yard_bench_ep_libfabric,
+    yard_bench_ep_memcpy, yard_bench_ep_socket, yard_bench_ep_pingpong;
+
+typedef struct yard_bench_ep_group {
+    const yard_bench_ep_settings *settings;
+    const yard_bench_ep_peer *peer;
+    bool partial, flat, namespaces;
+} yard_bench_ep_group;
+
+/* Starts the ranks, measures, and reaps them; nothing of them is left whatever happens.
+ *   out  [settings->tokens.n]
+ * Errors: YARD_ENOTSUP when the peer cannot be opened here, else what a rank met. */
+yard_status yard_bench_ep_run_group(const yard_bench_ep_group *g, yard_bench_ep_result *out,
+                                    yard_error *err);
+
+/* The same by the helper program ep_mpi under mpirun, one result for each number of tokens.
+ * Errors: YARD_ENOTSUP when one of them is not there. */
+yard_status yard_bench_ep_run_mpi(const yard_bench_ep_settings *settings, bool padded,
+                                  yard_bench_ep_result *out, yard_error *err);
+
+/* ---- network namespaces: ranks 0 and 1 on two "machines", joined by a veth pair ---- */
+
+bool yard_bench_ep_link_possible(void);
+/* In a rank: a network namespace of its own, still without a link. */
+yard_status yard_bench_ep_link_leave(yard_error *err);
+/* In the parent, once both have left: the pair of devices. They vanish with the processes. */
+yard_status yard_bench_ep_link_join(const pid_t *pids, yard_error *err);
+/* In a rank: its device gets its address. */
+yard_status yard_bench_ep_link_up(uint32_t rank, yard_error *err);
+const char *yard_bench_ep_link_host(uint32_t rank); /* static storage */
+
+#endif

@@ -1,0 +1,416 @@
+/* The ranks of `switchyard bench ep`: processes that share a page of state with their parent, start
+ * every repeat together, and leave their durations there. */
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cli/bench_ep.h"
+
+enum { SPINS_BEFORE_YIELD = 20000, RENDEZVOUS_PORT = 29417 };
+
+/* Shared by the ranks and the parent. */
+typedef struct shared {
+    _Atomic uint32_t n_arrived, generation; /* the barrier */
+    _Atomic bool aborted;                   /* a rank failed */
+    _Atomic bool linked;                    /* the namespaces are joined */
+    _Atomic uint32_t n_left;                /* ranks in their own namespace */
+    _Atomic uint32_t n_opened;              /* ranks whose peer is open */
+    _Atomic uint32_t stop_at;               /* repeats of the current case; rank 0 shortens it */
+    _Atomic uint32_t port;
+    char rendezvous[64];
+} shared;
+
+/* What a rank leaves for its parent. */
+typedef struct report {
+    yard_error err;
+    yard_bench_ep_result results[YARD_BENCH_MAX_LIST];
+} report;
+
+typedef struct group {
+    const yard_bench_ep_group *g;
+    uint32_t n_ranks;
+    shared *shared;
+    report *reports; /* [n_ranks], in the shared memory too */
+    size_t shared_bytes;
+    pid_t pids[YARD_BENCH_EP_MAX_RANKS]; /* 0: ended */
+} group;
+
+/* ---- in a rank ---- */
+
+/* All ranks leave within a fraction of a microsecond when each has a core. */
+static yard_status barrier(const group *g, yard_error *err)
+{
+    shared *s = g->shared;
+    const uint32_t generation = atomic_load(&s->generation);
+
+    if (atomic_fetch_add(&s->n_arrived, 1) + 1 == g->n_ranks) {
+        atomic_store(&s->n_arrived, 0);
+        atomic_fetch_add(&s->generation, 1);
+        return YARD_OK;
+    }
+    for (uint32_t i = 0; atomic_load(&s->generation) == generation; i++) {
+        if (atomic_load(&s->aborted))
+            return yard_fail(err, YARD_EPEER, "another rank failed");
+        if (i >= SPINS_BEFORE_YIELD)
+            sched_yield();
+    }
+    return YARD_OK;
+}
+
+static yard_status exchange(const yard_bench_ep_peer *peer, yard_bench_ep_rank *r, double *us,
+                            yard_error *err)
+{
+    const double begin_us = yard_bench_now_us();
+    double middle_us, end_us;
+    yard_status st = peer->dispatch(r, err);
+
+    middle_us = yard_bench_now_us();
+    if (st == YARD_OK)
+        st = peer->combine(r, err);
+    end_us = yard_bench_now_us();
+    us[YARD_BENCH_EP_DISPATCH] = middle_us - begin_us;
+    us[YARD_BENCH_EP_COMBINE] = end_us - middle_us;
+    us[YARD_BENCH_EP_PAIR] = end_us - begin_us;
+    return st;
+}
+
+/* One exchange of new values, outside of the timing. */
+static yard_status exchange_checked(const group *g, yard_bench_ep_rank *r, uint64_t seed,
+                                    bool *verified, yard_error *err)
+{
+    const yard_bench_ep_peer *peer = g->g->peer;
+    double us[YARD_BENCH_EP_N_PHASES];
+    yard_status st;
+
+    yard_bench_ep_fill(r->data, seed);
+    peer->poison(r);
+    st = exchange(peer, r, us, err);
+    *verified = *verified && st == YARD_OK && peer->check(r, err);
+    return st;
+}
+
+/* Rank 0 ends a case that has lasted long enough: what it writes before a barrier, all read behind
+ * it, so all leave at the same repeat. */
+static void shorten(shared *s, uint32_t rank, uint32_t i, uint32_t n_warmup, double begun_us)
+{
+    if (rank == 0 && i >= n_warmup + YARD_BENCH_EP_MIN_REPEATS &&
+        yard_bench_now_us() - begun_us > YARD_BENCH_EP_CASE_US && i < atomic_load(&s->stop_at))
+        atomic_store(&s->stop_at, i);
+}
+
+/* samples_us  [phases, n_repeats]. *n is how many were taken. */
+static yard_status repeat(const group *g, yard_bench_ep_rank *r, double *samples_us, uint32_t *n,
+                          yard_error *err)
+{
+    const uint32_t n_repeats = (uint32_t)r->settings->n_repeats;
+    const uint32_t n_warmup = 1 + n_repeats / 10;
+    const double begun_us = yard_bench_now_us();
+    yard_status st;
+
+    if (r->rank == 0)
+        atomic_store(&g->shared->stop_at, n_warmup + n_repeats);
+    st = barrier(g, err);
+    *n = 0;
+    for (uint32_t i = 0; st == YARD_OK; i++) {
+        double us[YARD_BENCH_EP_N_PHASES];
+
+        shorten(g->shared, r->rank, i, n_warmup, begun_us);
+        st = barrier(g, err);
+        if (st != YARD_OK || i >= atomic_load(&g->shared->stop_at))
+            break;
+        st = exchange(g->g->peer, r, us, err);
+        if (i < n_warmup)
+            continue;
+        for (int phase = 0; phase < YARD_BENCH_EP_N_PHASES; phase++)
+            samples_us[(size_t)phase * n_repeats + *n] = us[phase];
+        (*n)++;
+    }
+    return st;
+}
+
+static void summarise(const group *g, const yard_bench_ep_rank *r, double *samples_us, uint32_t n,
+                      yard_bench_ep_result *out)
+{
+    const yard_bench_ep_peer *peer = g->g->peer;
+    const double layout_bytes[] = { yard_bench_ep_dispatch_bytes(r->data),
+                                    yard_bench_ep_combine_bytes(r->data),
+                                    yard_bench_ep_dispatch_bytes(r->data) +
+                                        yard_bench_ep_combine_bytes(r->data) };
+
+    for (int phase = 0; phase < YARD_BENCH_EP_N_PHASES; phase++) {
+        yard_bench_row row = { 0 };
+
+        yard_bench_fill(&row, samples_us + (size_t)phase * r->settings->n_repeats, n);
+        out->phase[phase] =
+            (yard_bench_ep_times){ row.p50_us, row.p99_us, row.min_us,
+                                   peer->bytes ? peer->bytes(r, phase) : layout_bytes[phase] };
+    }
+}
+
+/* One number of tokens. The first and the last exchange have values of their own, so that nothing
+ * that an earlier one left can pass for them; the last timed repeat is checked too. */
+static yard_status run_case(const group *g, yard_bench_ep_rank *r, uint32_t n_tokens,
+                            yard_bench_ep_result *out, yard_error *err)
+{
+    const yard_bench_ep_settings *s = r->settings;
+    const yard_bench_ep_shape shape = { .n_ranks = s->n_ranks,
+                                        .hidden = s->hidden,
+                                        .n_experts = s->n_experts,
+                                        .top_k = s->top_k,
+                                        .n_tokens = n_tokens,
+                                        .partial = r->partial,
+                                        .flat = r->flat };
+    double *samples_us = malloc(YARD_BENCH_EP_N_PHASES * s->n_repeats * sizeof(*samples_us));
+    uint32_t n = 0;
+    yard_status st = yard_bench_ep_data_create(&r->data, &shape, r->rank, err);
+
+    if (st == YARD_OK && !samples_us)
+        st = yard_fail(err, YARD_ENOMEM, "bench: no memory for samples");
+    if (st == YARD_OK)
+        st = g->g->peer->prepare(r, err);
+    out->verified = true;
+    if (st == YARD_OK)
+        st = exchange_checked(g, r, 1, &out->verified, err);
+    if (st == YARD_OK) {
+        yard_bench_ep_fill(r->data, 2);
+        st = repeat(g, r, samples_us, &n, err);
+    }
+    if (st == YARD_OK)
+        out->verified = out->verified && g->g->peer->check(r, err);
+    if (st == YARD_OK)
+        st = exchange_checked(g, r, 3, &out->verified, err);
+    if (st == YARD_OK)
+        summarise(g, r, samples_us, n, out);
+    free(samples_us);
+    yard_bench_ep_data_destroy(r->data);
+    r->data = NULL;
+    return st;
+}
+
+/* Every rank the same share of the CPUs, when there are enough. */
+static void pin(uint32_t rank, uint32_t n_ranks)
+{
+    cpu_set_t all, mine;
+    uint32_t n_cpus, n = 0;
+
+    if (sched_getaffinity(0, sizeof(all), &all) != 0)
+        return;
+    n_cpus = (uint32_t)CPU_COUNT(&all);
+    if (n_ranks > n_cpus)
+        return;
+    CPU_ZERO(&mine);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &all))
+            continue;
+        if (n >= rank * n_cpus / n_ranks && n < (rank + 1) * n_cpus / n_ranks)
+            CPU_SET(cpu, &mine);
+        n++;
+    }
+    sched_setaffinity(0, sizeof(mine), &mine);
+}
+
+static yard_status enter_link(group *g, uint32_t rank, yard_error *err)
+{
+    yard_status st;
+
+    if (!g->g->namespaces)
+        return YARD_OK;
+    st = yard_bench_ep_link_leave(err);
+    if (st != YARD_OK)
+        return st;
+    atomic_fetch_add(&g->shared->n_left, 1);
+    while (!atomic_load(&g->shared->linked) && !atomic_load(&g->shared->aborted))
+        usleep(1000);
+    st = yard_bench_ep_link_up(rank, err);
+    return st == YARD_OK ? barrier(g, err) : st;
+}
+
+static uint32_t max_tokens(const yard_bench_ep_settings *s)
+{
+    uint32_t max = 0;
+
+    for (uint32_t i = 0; i < s->tokens.n; i++)
+        max = s->tokens.value[i] > max ? s->tokens.value[i] : max;
+    return max;
+}
+
+static yard_status rank_main(group *g, uint32_t rank, yard_error *err)
+{
+    report *mine = &g->reports[rank];
+    yard_bench_ep_rank r = { .settings = g->g->settings,
+                             .rank = rank,
+                             .max_tokens = max_tokens(g->g->settings),
+                             .partial = g->g->partial,
+                             .flat = g->g->flat,
+                             .host = g->g->namespaces ? yard_bench_ep_link_host(rank) : "127.0.0.1",
+                             .rendezvous = g->shared->rendezvous,
+                             .port = &g->shared->port };
+    yard_status st;
+
+    pin(rank, g->n_ranks);
+    st = enter_link(g, rank, err);
+    if (st == YARD_OK)
+        st = g->g->peer->open(&r, err);
+    if (st == YARD_OK)
+        atomic_fetch_add(&g->shared->n_opened, 1);
+    for (uint32_t i = 0; st == YARD_OK && i < r.settings->tokens.n; i++)
+        st = run_case(g, &r, r.settings->tokens.value[i], &mine->results[i], err);
+    g->g->peer->close(&r);
+    return st;
+}
+
+/* ---- in the parent ---- */
+
+static yard_status share_memory(group *g, yard_error *err)
+{
+    const size_t head_bytes = yard_align_up(sizeof(shared), 64);
+    void *p;
+
+    g->shared_bytes = head_bytes + g->n_ranks * sizeof(report);
+    p = mmap(NULL, g->shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return yard_fail(err, YARD_ENOMEM, "bench: %zu bytes of shared memory", g->shared_bytes);
+    g->shared = p;
+    g->reports = (report *)(void *)((uint8_t *)p + head_bytes);
+    if (g->g->namespaces)
+        snprintf(g->shared->rendezvous, sizeof(g->shared->rendezvous), "%s:%d",
+                 yard_bench_ep_link_host(0), RENDEZVOUS_PORT);
+    else
+        snprintf(g->shared->rendezvous, sizeof(g->shared->rendezvous), "unix:bench-ep-%d-%llu",
+                 (int)getpid(), (unsigned long long)yard_now_us());
+    return YARD_OK;
+}
+
+static yard_status start(group *g, yard_error *err)
+{
+    const pid_t parent = getpid();
+
+    fflush(NULL); /* children inherit what is buffered */
+    for (uint32_t rank = 0; rank < g->n_ranks; rank++) {
+        const pid_t pid = fork();
+
+        if (pid == 0) {
+            if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent)
+                _exit(EXIT_FAILURE);
+            _exit(rank_main(g, rank, &g->reports[rank].err) == YARD_OK ? 0 : EXIT_FAILURE);
+        }
+        if (pid < 0)
+            return yard_fail(err, YARD_EIO, "cannot start rank %u: %s", rank, strerror(errno));
+        g->pids[rank] = pid;
+    }
+    return YARD_OK;
+}
+
+/* The message of a rank is worth more than "another rank failed". */
+static void note_end(group *g, uint32_t rank, int status, yard_error *err)
+{
+    const yard_error *theirs = &g->reports[rank].err;
+
+    g->pids[rank] = 0;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        return;
+    if (WIFSIGNALED(status))
+        yard_fail(err, YARD_EPEER, "rank %u was killed by signal %d", rank, WTERMSIG(status));
+    else if (err->status == YARD_OK || (err->status == YARD_EPEER && theirs->status != YARD_EPEER))
+        *err = *theirs;
+    atomic_store(&g->shared->aborted, true);
+}
+
+/* Reaps the ranks; joins the namespaces as soon as both ranks are in theirs. */
+static yard_status watch(group *g, yard_error *err)
+{
+    yard_error found = { 0 };
+    uint32_t n_running = g->n_ranks;
+
+    while (n_running > 0) {
+        const bool joins = g->g->namespaces && !atomic_load(&g->shared->linked);
+
+        if (joins && atomic_load(&g->shared->n_left) == g->n_ranks) {
+            if (yard_bench_ep_link_join(g->pids, &found) != YARD_OK)
+                atomic_store(&g->shared->aborted, true);
+            atomic_store(&g->shared->linked, true);
+        }
+        for (uint32_t rank = 0; rank < g->n_ranks; rank++) {
+            int status;
+
+            if (g->pids[rank] > 0 && waitpid(g->pids[rank], &status, WNOHANG) > 0) {
+                note_end(g, rank, status, &found);
+                n_running--;
+            }
+        }
+        usleep(joins ? 1000 : 20000); /* seldom: the ranks want all cores */
+    }
+    if (found.status != YARD_OK && atomic_load(&g->shared->n_opened) < g->n_ranks)
+        return yard_fail(err, YARD_ENOTSUP, "%s", found.message);
+    if (found.status != YARD_OK)
+        *err = found;
+    return found.status;
+}
+
+static void kill_all(group *g)
+{
+    for (uint32_t rank = 0; rank < g->n_ranks; rank++)
+        if (g->pids[rank] > 0) {
+            kill(g->pids[rank], SIGKILL);
+            waitpid(g->pids[rank], NULL, 0);
+        }
+}
+
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+static void merge(const group *g, uint32_t tokens_idx, yard_bench_ep_result *out)
+{
+    *out = (yard_bench_ep_result){ .verified = true };
+    for (uint32_t rank = 0; rank < g->n_ranks; rank++) {
+        const yard_bench_ep_result *r = &g->reports[rank].results[tokens_idx];
+
+        out->verified = out->verified && r->verified;
+        for (int phase = 0; phase < YARD_BENCH_EP_N_PHASES; phase++) {
+            yard_bench_ep_times *to = &out->phase[phase];
+            const yard_bench_ep_times *from = &r->phase[phase];
+
+            to->p50_us = larger(to->p50_us, from->p50_us);
+            to->p99_us = larger(to->p99_us, from->p99_us);
+            to->min_us = larger(to->min_us, from->min_us);
+            to->bytes = larger(to->bytes, from->bytes);
+        }
+    }
+}
+
+/* What was wrong in results that were got and are not right. */
+static void tell_wrong(const group *g)
+{
+    for (uint32_t rank = 0; rank < g->n_ranks; rank++)
+        if (g->reports[rank].err.message[0])
+            fprintf(stderr, "bench ep: %s, rank %u: %s\n", g->g->peer->name, rank,
+                    g->reports[rank].err.message);
+}
+
+yard_status yard_bench_ep_run_group(const yard_bench_ep_group *of, yard_bench_ep_result *out,
+                                    yard_error *err)
+{
+    group g = { .g = of, .n_ranks = of->settings->n_ranks };
+    yard_status st = share_memory(&g, err);
+
+    if (st != YARD_OK)
+        return st;
+    st = start(&g, err);
+    if (st == YARD_OK)
+        st = watch(&g, err);
+    kill_all(&g);
+    if (st == YARD_OK)
+        tell_wrong(&g);
+    for (uint32_t i = 0; st == YARD_OK && i < of->settings->tokens.n; i++)
+        merge(&g, i, &out[i]);
+    munmap(g.shared, g.shared_bytes);
+    return st;
+}

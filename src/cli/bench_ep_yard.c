@@ -1,0 +1,193 @@
+/* The library's own transports in `switchyard bench ep`. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <yard/ep.h>
+
+#include "cli/bench_ep.h"
+
+typedef struct yard_side {
+    yard_ep *ep;
+    yard_ep_round *round;
+    yard_ep_capacity capacity;
+    uint8_t *expert_x;
+    float *expert_x_scale, *y;
+    int32_t *count, *row_index;
+    yard_ep_stats before; /* an exchange */
+} yard_side;
+
+static yard_ep_config config_of(const yard_bench_ep_rank *r)
+{
+    yard_ep_config c = YARD_EP_CONFIG_INIT;
+
+    c.n_experts = r->settings->n_experts;
+    c.top_k = r->settings->top_k;
+    c.hidden = r->settings->hidden;
+    c.max_tokens = r->max_tokens;
+    c.input = YARD_EP_FP8;
+    c.mode = r->partial ? YARD_EP_PARTIAL : YARD_EP_EXACT;
+    c.layout = r->flat ? YARD_EP_FLAT : YARD_EP_EXPERT_MAJOR;
+    c.timeout_us = YARD_BENCH_EP_TIMEOUT_US;
+    return c;
+}
+
+static yard_status allocate(yard_bench_ep_rank *r, yard_side *s, yard_error *err)
+{
+    const size_t hidden = r->settings->hidden;
+    const size_t n_rows = s->capacity.expert_x_rows;
+
+    s->expert_x = yard_alloc(n_rows * hidden);
+    s->expert_x_scale = yard_alloc(n_rows * yard_group_count((uint32_t)hidden) * sizeof(float));
+    s->y = yard_alloc(r->max_tokens * hidden * sizeof(float));
+    s->count = yard_alloc(r->settings->n_experts * sizeof(*s->count));
+    s->row_index = yard_alloc(s->capacity.expert_y_rows * sizeof(*s->row_index));
+    if (!s->expert_x || !s->expert_x_scale || !s->y || !s->count || !s->row_index)
+        return yard_fail(err, YARD_ENOMEM, "bench: no memory for %zu rows", n_rows);
+    return YARD_OK;
+}
+
+static yard_status open_over(yard_bench_ep_rank *r, const char *transport, yard_error *err)
+{
+    yard_fabric_config fabric = YARD_FABRIC_CONFIG_INIT;
+    yard_ep_config config = config_of(r);
+    yard_side *s = r->impl = calloc(1, sizeof(*s));
+    yard_status st;
+
+    if (!s)
+        return yard_fail(err, YARD_ENOMEM, "bench: no memory");
+    fabric.rank = r->rank;
+    fabric.n_ranks = r->settings->n_ranks;
+    fabric.transport = transport;
+    fabric.rendezvous = r->rendezvous;
+    fabric.bind_host = r->host;
+    config.fabric_config = &fabric;
+    st = yard_ep_capacity_of(&config, fabric.n_ranks, &s->capacity, err);
+    if (st == YARD_OK)
+        st = yard_ep_create(&s->ep, &config, err);
+    if (st == YARD_OK) {
+        s->round = yard_ep_get_round(s->ep, 0);
+        st = allocate(r, s, err);
+    }
+    return st;
+}
+
+static yard_status open_shm(yard_bench_ep_rank *r, yard_error *err)
+{
+    return open_over(r, "shm", err);
+}
+
+static yard_status open_tcp(yard_bench_ep_rank *r, yard_error *err)
+{
+    return open_over(r, "tcp", err);
+}
+
+static yard_status open_libfabric(yard_bench_ep_rank *r, yard_error *err)
+{
+    return open_over(r, "libfabric", err);
+}
+
+static yard_status prepare(yard_bench_ep_rank *r, yard_error *err)
+{
+    return YARD_OK;
+}
+
+static yard_status failed(const yard_side *s, yard_status st, yard_error *err)
+{
+    return yard_fail(err, st, "%s", yard_ep_error(s->ep));
+}
+
+static yard_status dispatch(yard_bench_ep_rank *r, yard_error *err)
+{
+    const yard_bench_ep_data *d = r->data;
+    const size_t mine = (size_t)r->rank * d->shape.n_tokens * d->shape.top_k;
+    const int32_t n_tokens = (int32_t)d->shape.n_tokens;
+    yard_side *s = r->impl;
+    yard_status st;
+
+    st = yard_ep_dispatch_send(s->round, d->x, d->x_scale, d->expert + mine, d->weight + mine,
+                               &n_tokens, NULL);
+    if (st == YARD_OK)
+        st = yard_ep_dispatch_recv(s->round, s->expert_x, s->expert_x_scale, s->count, s->row_index,
+                                   NULL);
+    return st == YARD_OK ? st : failed(s, st, err);
+}
+
+static yard_status combine(yard_bench_ep_rank *r, yard_error *err)
+{
+    yard_side *s = r->impl;
+    yard_status st = yard_ep_combine_send(s->round, r->data->expert_y, NULL);
+
+    if (st == YARD_OK)
+        st = yard_ep_combine_recv(s->round, s->y, NULL);
+    return st == YARD_OK ? st : failed(s, st, err);
+}
+
+static void poison(yard_bench_ep_rank *r)
+{
+    yard_side *s = r->impl;
+    const size_t hidden = r->settings->hidden;
+
+    memset(s->expert_x, 0x55, s->capacity.expert_x_rows * hidden);
+    memset(s->expert_x_scale, 0x55,
+           s->capacity.expert_x_rows * r->data->n_groups * sizeof(*s->expert_x_scale));
+    memset(s->y, 0x55, r->max_tokens * hidden * sizeof(*s->y));
+    memset(s->count, 0x55, r->data->n_local * sizeof(*s->count));
+    memset(s->row_index, 0x55, s->capacity.expert_y_rows * sizeof(*s->row_index));
+    yard_ep_get_stats(s->ep, &s->before);
+}
+
+/* Rows that left since poison(): whole exchanges of one copy per token and destination rank. */
+static bool check_wire(const yard_bench_ep_rank *r, yard_error *err)
+{
+    const yard_bench_ep_data *d = r->data;
+    const yard_side *s = r->impl;
+    yard_ep_stats now;
+    uint64_t n_rows, n_results, n;
+
+    yard_ep_get_stats(s->ep, &now);
+    n_rows = now.n_dispatch_rows_sent - s->before.n_dispatch_rows_sent;
+    n_results = now.n_combine_rows_sent - s->before.n_combine_rows_sent;
+    n = d->n_rows_out ? n_rows / d->n_rows_out : 1;
+    if (n > 0 && n_rows == n * d->n_rows_out && n_results == n * d->n_results_out)
+        return true;
+    yard_fail(err, YARD_EDEVICE,
+              "rows to other ranks: want a multiple of %u and %u, sent %llu, %llu", d->n_rows_out,
+              d->n_results_out, (unsigned long long)n_rows, (unsigned long long)n_results);
+    return false;
+}
+
+static bool check(yard_bench_ep_rank *r, yard_error *err)
+{
+    const yard_side *s = r->impl;
+
+    return yard_bench_ep_check_dispatch(r->data, s->expert_x, s->expert_x_scale, s->count,
+                                        s->row_index, r->max_tokens, err) &&
+           yard_bench_ep_check_combine(r->data, s->y, err) && check_wire(r, err);
+}
+
+static void close_side(yard_bench_ep_rank *r)
+{
+    yard_side *s = r->impl;
+
+    if (!s)
+        return;
+    yard_ep_destroy(s->ep);
+    free(s->expert_x);
+    free(s->expert_x_scale);
+    free(s->y);
+    free(s->count);
+    free(s->row_index);
+    free(s);
+    r->impl = NULL;
+}
+
+#define YARD_PEER(transport, open_function, is_network)                                            \
+    {                                                                                              \
+        .name = (transport), .network = (is_network), .open = (open_function), .prepare = prepare, \
+        .dispatch = dispatch, .combine = combine, .poison = poison, .check = check,                \
+        .close = close_side                                                                        \
+    }
+
+const yard_bench_ep_peer yard_bench_ep_shm = YARD_PEER("shm", open_shm, false);
+const yard_bench_ep_peer yard_bench_ep_tcp = YARD_PEER("tcp", open_tcp, true);
+const yard_bench_ep_peer yard_bench_ep_libfabric = YARD_PEER("libfabric", open_libfabric, true);
