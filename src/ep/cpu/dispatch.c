@@ -279,7 +279,7 @@ static void copy_out(const yard_ep *ep, const uint8_t *row, size_t at, void *exp
                      float *expert_x_scale)
 {
     memcpy((uint8_t *)expert_x + at * ep->payload_bytes, row, ep->payload_bytes);
-    if (ep->scale_bytes)
+    if (expert_x_scale)
         memcpy(expert_x_scale + at * ep->n_groups_cols, row + yard_align_up(ep->payload_bytes, 4),
                ep->scale_bytes);
 }
@@ -326,6 +326,9 @@ yard_status yard_ep_dispatch_recv(yard_ep_round *round, void *expert_x, float *e
         return yard_fail(&ep->err, YARD_EINVAL,
                          "dispatch_recv: expert_x_scale: want it exactly "
                          "when dispatch is FP8");
+    if (!expert_x || !expert_count)
+        return yard_fail(&ep->err, YARD_EINVAL,
+                         "dispatch_recv: expert_x, expert_count: want buffers, got NULL");
     st = wait_arrivals(round);
     if (st != YARD_OK)
         return yard_ep_broken(round, st, "dispatch_recv", round->heap.sig_header);
