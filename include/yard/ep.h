@@ -80,6 +80,10 @@ typedef struct yard_ep_config {
     yard_fabric *fabric;    /* borrowed; NULL: the group makes its own from fabric_config */
     const yard_fabric_config *fabric_config; /* NULL: from the environment. heap_bytes, config_hash
                                                 and config_text are filled in by the library */
+    bool node_copies; /* dispatch sends a row once to each other node that has experts of its token,
+                         whose ranks all read it there, instead of once per rank. Wants ranks of a
+                         node to share memory (transport shm or shm+tcp) where there are several
+                         nodes, one with several ranks. Default false */
 } yard_ep_config;
 
 #define YARD_EP_CONFIG_INIT                                                                        \
@@ -178,8 +182,8 @@ YARD_API yard_status yard_ep_poll(yard_ep *ep);
 /* The message of the first failure; "" if there was none. Owned by the group. */
 YARD_API const char *yard_ep_error(const yard_ep *ep);
 
-/* Rows that left for other ranks and arrived for this one since creation: what one copy per token
- * and destination means can be counted. */
+/* Rows that left for other ranks since creation: what one copy per token and destination means can
+ * be counted. With node_copies a row to another node counts once. */
 typedef struct yard_ep_stats {
     uint64_t n_dispatch_rows_sent, n_combine_rows_sent, n_output_rows_sent;
     uint64_t n_wire_bytes; /* headers and rows to other ranks */

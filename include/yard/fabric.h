@@ -7,6 +7,8 @@
  *     has exactly one writing rank. No order between messages is assumed: a signal says that its
  *     own put has arrived, and nothing about any other.
  *   - There is no fence, no flush and no remote read.
+ *   - Ranks of a node may see each other's heaps. A put can then cross to one of them and signal
+ *     several, who read it there (yard_fabric_put_signal_node, yard_fabric_view).
  *
  * Sources of puts lie in the heap too (library staging, registered once); they must stay unchanged
  * until the protocol above proves that the peer has the data. src may be any memory for transports
@@ -36,23 +38,25 @@ typedef struct yard_fabric_config {
     uint32_t rank; /* required with n_ranks, or both 0 to read the environment, see
                       yard_fabric_config_from_env() */
     uint32_t n_ranks;
-    size_t heap_bytes;       /* required, equal on all ranks */
-    const char *transport;   /* NULL: shm if all ranks are on one node, else tcp; or "shm", "tcp",
-                                "libfabric" */
-    const char *provider;    /* libfabric only: "tcp", "verbs", "efa", ..; NULL: best there is */
-    const char *rendezvous;  /* where rank 0 listens: "host:port", or "unix:NAME" when all ranks are
-                                on one node. NULL with n_ranks 1 */
-    const char *secret;      /* job secret, equal on all ranks; connections without it are refused.
-                                NULL: the rendezvous string itself */
-    const char *bind_host;   /* address other nodes reach this rank at; default 127.0.0.1 */
-    uint64_t config_hash;    /* hash of what the caller needs equal on all ranks; 0: nothing */
-    const char *config_text; /* the same for people; shown for both ranks when hashes differ */
+    size_t heap_bytes;      /* required, equal on all ranks */
+    const char *transport;  /* NULL: shm if all ranks are on one node, tcp if each has its own, else
+                               shm+tcp; or "shm", "tcp", "shm+tcp", "libfabric" */
+    const char *provider;   /* libfabric only: "tcp", "verbs", "efa", ..; NULL: best there is */
+    const char *rendezvous; /* where rank 0 listens: "host:port", or "unix:NAME" when all ranks are
+                               on one node. NULL with n_ranks 1 */
+    const char *secret;     /* job secret, equal on all ranks; connections without it are refused.
+                               NULL: the rendezvous string itself */
+    const char *bind_host;  /* address other nodes reach this rank at; default 127.0.0.1 */
+    uint64_t config_hash;   /* hash of what the caller needs equal on all ranks; 0: nothing */
+    const char *config_text;   /* the same for people; shown for both ranks when hashes differ */
     uint64_t start_timeout_us; /* each start stage; default 60 s */
     uint64_t timeout_us;       /* default deadline of waits, for callers; default 5 s */
     bool force_network;        /* treat every rank as its own node (tests) */
     void (*notice)(void *ctx,
                    const char *line); /* start stages that take long say who is missing */
     void *notice_ctx;
+    uint32_t ranks_per_node; /* a node is at most the ranks r with equal r / ranks_per_node (tests);
+                                0: all ranks of a machine. Equal on all ranks */
 } yard_fabric_config;
 
 #define YARD_FABRIC_CONFIG_INIT                                                                    \
@@ -109,11 +113,41 @@ YARD_API yard_status yard_fabric_put_signal(yard_fabric *fabric, yard_sym dst, c
 YARD_API yard_status yard_fabric_signal(yard_fabric *fabric, yard_sym sig, uint64_t value,
                                         uint32_t peer);
 
+/* True when the ranks of a node see each other's heaps (shm, shm+tcp): put_signal_node and view
+ * work. The same on all ranks. */
+YARD_API bool yard_fabric_shares_node(const yard_fabric *fabric);
+
+/* One copy for several ranks of a node: as yard_fabric_put_signal() to rank relay, but once the
+ * bytes are visible there, adds value to the signal word sig of every target. targets  [n_targets]
+ * different ranks of relay's node, relay among them or not; at least one. Read before the call
+ * returns. Completion: returns at once, as put_signal; the signals are added where the data is
+ * received, without any call of the relay's program. src must stay unchanged until any one target's
+ * signal proves the arrival. A target finds the bytes by yard_fabric_view() of relay and waits with
+ * yard_fabric_wait_relayed(); when relay is lost on the way, so may be its signals. A signal word
+ * has one writing rank and one relay. Errors: those of put_signal, YARD_EINVAL (a target on another
+ * node, none at all), YARD_EPEER (relay or a target lost), YARD_ENOTSUP unless
+ * yard_fabric_shares_node(). Nothing is sent on error.
+ */
+YARD_API yard_status yard_fabric_put_signal_node(yard_fabric *fabric, yard_sym dst, const void *src,
+                                                 size_t n_bytes, uint32_t relay, yard_sym sig,
+                                                 uint64_t value, const uint32_t *targets,
+                                                 uint32_t n_targets);
+
+/* Local address of heap offset at of a rank of this node; NULL for ranks of other nodes, offsets
+ * outside the heap, and unless yard_fabric_shares_node(). To be read only. Valid until destroy,
+ * also when the rank is lost. */
+YARD_API const void *yard_fabric_view(const yard_fabric *fabric, uint32_t rank, yard_sym at);
+
 /* Waits until the local signal word sig, written by rank peer, is at least n; on return everything
  * that its signals announced is visible. Errors: YARD_ETIMEDOUT at the deadline, YARD_EPEER as soon
  * as peer is known to be lost, each naming the rank and its address. */
 YARD_API yard_status yard_fabric_wait_until(yard_fabric *fabric, yard_sym sig, uint64_t at_least,
                                             uint32_t peer, yard_deadline until);
+
+/* The same for a word that peer signals by yard_fabric_put_signal_node() through relay; also
+ * YARD_EPEER once relay is gone; a passed deadline names both. */
+YARD_API yard_status yard_fabric_wait_relayed(yard_fabric *fabric, yard_sym sig, uint64_t at_least,
+                                              uint32_t peer, uint32_t relay, yard_deadline until);
 
 /* The word's value now, with acquire order: for callers that poll several words. */
 YARD_API uint64_t yard_fabric_read_signal(const yard_fabric *fabric, yard_sym sig);

@@ -179,9 +179,10 @@ static void describe_config(const yard_ep_config *c, char *text, size_t n_bytes)
 {
     snprintf(text, n_bytes,
              "experts %u, top_k %u, hidden %u, max_tokens %u, tp %u, rounds %u, align %u, dispatch "
-             "%d, combine %d, input %d, output %d, mode %d, layout %d, ue8m0 %d",
+             "%d, combine %d, input %d, output %d, mode %d, layout %d, ue8m0 %d, node_copies %d",
              c->n_experts, c->top_k, c->hidden, c->max_tokens, c->tp, c->n_rounds, c->row_align,
-             c->dispatch, c->combine, c->input, c->output, c->mode, c->layout, c->ue8m0);
+             c->dispatch, c->combine, c->input, c->output, c->mode, c->layout, c->ue8m0,
+             c->node_copies);
 }
 
 static uint64_t hash_bytes(uint64_t hash, const void *data, size_t n_bytes)
@@ -238,6 +239,8 @@ static void lay_out_memory(yard_ep *ep, yard_arena *arena)
     ep->cursor = yard_arena_take(arena, (ep->n_local + 1) * sizeof(*ep->cursor));
     ep->row_f32 = yard_arena_take(arena, c->hidden * sizeof(float));
     ep->target = yard_arena_take(arena, ep->n_ranks);
+    ep->relay_to = yard_arena_take(arena, ep->n_ranks * sizeof(*ep->relay_to));
+    ep->relay_from = yard_arena_take(arena, ep->n_ranks * sizeof(*ep->relay_from));
     for (uint32_t i = 0; i < c->n_rounds; i++) {
         yard_ep_round round = {
             .ep = ep,
@@ -271,6 +274,48 @@ static yard_status allocate(yard_ep *ep, yard_error *err)
     return YARD_OK;
 }
 
+/* The rank of to's node whose heap takes from's rows: to itself, or with node_copies and from
+ * elsewhere the relay, which is chosen by from so that the load spreads. */
+static uint32_t relay_of(const yard_ep *ep, uint32_t from, uint32_t to)
+{
+    const uint32_t node = yard_fabric_node(ep->fabric, to);
+    uint32_t n_mates = 0, relay = 0, skip;
+
+    if (!ep->config.node_copies || yard_fabric_node(ep->fabric, from) == node)
+        return to;
+    for (uint32_t r = 0; r < ep->n_ranks; r++)
+        n_mates += yard_fabric_node(ep->fabric, r) == node;
+    skip = from % n_mates;
+    while (yard_fabric_node(ep->fabric, relay) != node || skip-- > 0)
+        relay++;
+    return relay;
+}
+
+/* The same answer on all ranks, for they all know the nodes. */
+static yard_status check_nodes(const yard_ep *ep, yard_error *err)
+{
+    uint32_t n_nodes = 0;
+
+    for (uint32_t r = 0; r < ep->n_ranks; r++)
+        if (yard_fabric_node(ep->fabric, r) >= n_nodes)
+            n_nodes = yard_fabric_node(ep->fabric, r) + 1;
+    if (!ep->config.node_copies || yard_fabric_shares_node(ep->fabric) || n_nodes == 1 ||
+        n_nodes == ep->n_ranks)
+        return YARD_OK;
+    return yard_fail(err, YARD_ENOTSUP,
+                     "ep config: node_copies: want a transport by which ranks of a node share "
+                     "memory (shm+tcp), got %s",
+                     yard_fabric_transport(ep->fabric, NULL));
+}
+
+static void choose_relays(yard_ep *ep)
+{
+    for (uint32_t r = 0; r < ep->n_ranks; r++) {
+        ep->relay_to[r] = relay_of(ep, ep->rank, r);
+        ep->relay_from[r] = relay_of(ep, r, ep->rank);
+    }
+}
+
 static yard_status start(yard_ep *ep, yard_error *err)
 {
     const char *reason = "";
@@ -285,10 +330,15 @@ static yard_status start(yard_ep *ep, yard_error *err)
         return yard_fail(err, YARD_EINVAL, "ep: want a heap of %zu bytes, the fabric's has %zu",
                          heap_bytes(ep, yard_fabric_copies(ep->fabric)),
                          yard_fabric_heap_bytes(ep->fabric));
+    if (check_nodes(ep, err) != YARD_OK)
+        return YARD_ENOTSUP;
     ep->convert = yard_convert_best();
     const char *transport = yard_fabric_transport(ep->fabric, &reason);
     snprintf(ep->description, sizeof(ep->description), "cpu over %s: %s", transport, reason);
-    return allocate(ep, err);
+    st = allocate(ep, err);
+    if (st == YARD_OK)
+        choose_relays(ep);
+    return st;
 }
 
 yard_status yard_ep_create(yard_ep **out, const yard_ep_config *config, yard_error *err)
@@ -410,6 +460,15 @@ yard_status yard_ep_enter(yard_ep_round *round, round_state want, const char *ca
         return yard_fail(&ep->err, YARD_EINVAL, "%s: this round's next call is %s", call,
                          next_call[round->state]);
     return YARD_OK;
+}
+
+yard_status yard_ep_put_node(yard_ep *ep, yard_sym dst, const void *src, size_t n_bytes,
+                             uint32_t relay, yard_sym sig, const uint32_t *targets,
+                             uint32_t n_targets)
+{
+    ep->stats.n_wire_bytes += n_bytes;
+    return yard_fabric_put_signal_node(ep->fabric, dst, src, n_bytes, relay, sig, 1, targets,
+                                       n_targets);
 }
 
 yard_status yard_ep_put(yard_ep *ep, yard_sym dst, const void *src, size_t n_bytes, yard_sym sig,

@@ -21,7 +21,30 @@
  * of all ranks say that they have received dispatch n. Staging of combine n is free after the own
  * dispatch_recv n + 1: the dispatch headers of all ranks say that they have finished combine_recv
  * n. Staging of finished rows n is written in combine_recv n + 1, after the siblings' combine
- * headers n + 1, sent after they received rows n. */
+ * headers n + 1, sent after they received rows n.
+ *
+ * One copy per node (config.node_copies). A row from rank s to ranks of another node goes to one of
+ * them, the relay, which the node and s determine: row g * max_tokens + t of the relay's heap. The
+ * relay's transport adds to sig_rows[s] of every rank of the node that has an expert of the token;
+ * they read the row in the relay's heap, having learnt from their own headers that it is for them.
+ * Headers, combine, and rows inside a node stay as they are. What changes in the argument:
+ *   - The row's place has one writer, the replica that owns the token, as before: whether it goes
+ * to the relay for the relay itself or for others, it is the same bytes at the same place, once.
+ *     Ranks of the relay's own node that send to the relay are other instances or other tokens, so
+ *     other places.
+ *   - (1) must hold for every reader, not for the place's owner alone. The readers of a row are
+ * ranks of the relay's node; each reads it in dispatch_recv n, before it sends its combine header
+ * n. When s writes the place again, in dispatch n + 1, it has finished combine_recv n, so it has
+ * the combine headers n of all ranks, every reader's among them. The relay itself may be far behind
+ *     or ahead as the protocol allows; none of its calls is awaited or needed.
+ *   - The converse, that nobody reads too early: a reader waits for sig_rows[s] to reach the number
+ *     of rows that s has announced to it so far. Each of its rows adds one to the word after the
+ *     bytes lie in the relay's heap, and no row of s for this rank comes another way, so the total
+ *     says that all are there.
+ *   - A signal word still has one writing rank, and its signals one path: sig_rows[s] of a rank is
+ *     written for s directly when both are on one node, else through the one relay.
+ *   - (4), staging: a put to a node has at least one target, whose combine header n follows its
+ *     signal, which follows the reading of the source. */
 #ifndef YARD_EP_IMPL_H
 #define YARD_EP_IMPL_H
 
@@ -108,6 +131,8 @@ struct yard_ep {
     int32_t *cursor;       /* [n_local] */
     float *row_f32;        /* [hidden] */
     uint8_t *target;       /* [n_ranks] marks */
+    uint32_t *relay_to;    /* [n_ranks] whose heap this rank's rows for that rank go to */
+    uint32_t *relay_from;  /* [n_ranks] whose heap that rank's rows for this rank lie in */
 
     yard_status status; /* sticky */
     yard_error err;
@@ -162,5 +187,9 @@ yard_status yard_ep_broken(yard_ep_round *round, yard_status st, const char *cal
 /* Sends one row or header; counts bytes to other ranks. */
 yard_status yard_ep_put(yard_ep *ep, yard_sym dst, const void *src, size_t n_bytes, yard_sym sig,
                         uint64_t value, uint32_t peer);
+/* One row to a relay on another node, a signal of 1 to each target there. */
+yard_status yard_ep_put_node(yard_ep *ep, yard_sym dst, const void *src, size_t n_bytes,
+                             uint32_t relay, yard_sym sig, const uint32_t *targets,
+                             uint32_t n_targets);
 
 #endif

@@ -32,10 +32,10 @@ typedef struct introduction {
 
 typedef struct mesh {
     yard_fabric *f;
-    uint32_t channel, n_accepted;
-    bool allow_unix;
+    uint32_t channel, n_missing; /* of missing */
+    yard_mesh_inside inside;
     int *fds;
-    bool *missing; /* [n_ranks] */
+    bool *missing; /* [n_ranks] to be accepted */
 } mesh;
 
 /* ---- connecting all with all --------------------------------------------------------------------
@@ -46,13 +46,23 @@ static uint64_t silence_us(const yard_fabric *f)
     return f->config.timeout_us > MIN_SILENCE_US ? f->config.timeout_us : MIN_SILENCE_US;
 }
 
+static bool same_node(const yard_fabric *f, uint32_t rank)
+{
+    return f->peers[rank].node == f->peers[f->rank].node;
+}
+
+static bool belongs(const mesh *m, uint32_t rank)
+{
+    return m->inside != YARD_MESH_NONE || !same_node(m->f, rank);
+}
+
 static int connect_once(const mesh *m, uint32_t rank, const char **why)
 {
     const yard_fabric *f = m->f;
     const yard_peer *p = &f->peers[rank];
     int fd;
 
-    if (m->allow_unix && p->node == f->peers[f->rank].node)
+    if (m->inside == YARD_MESH_UNIX && same_node(f, rank))
         return yard_connect_unix(p->unix_name, why);
     *why = "it has no TCP listener";
     errno = ENOTCONN;
@@ -116,7 +126,7 @@ static yard_status accept_rank(void *ctx, yard_conn *conn, yard_error *err)
     m->fds[who.rank] = conn->fd;
     conn->fd = -1;
     m->missing[who.rank] = false;
-    m->n_accepted++;
+    m->n_missing--;
     return YARD_OK;
 }
 
@@ -131,7 +141,7 @@ static yard_status accept_ranks(mesh *m, yard_error *err)
         yard_acceptor_add_listener(acceptor, f->listen_unix);
         yard_acceptor_add_listener(acceptor, f->listen_tcp);
     }
-    while (st == YARD_OK && m->n_accepted < f->n_ranks - 1 - f->rank) {
+    while (st == YARD_OK && m->n_missing > 0) {
         char whom[256];
         int wait_ms;
 
@@ -151,10 +161,10 @@ static yard_status accept_ranks(mesh *m, yard_error *err)
 
 /* First to all ranks below, then the ranks above are taken: rank 0 takes at once, so rank 1 gets
  * through and takes, and so on; nobody waits in a circle. */
-yard_status yard_mesh_connect(yard_fabric *f, uint32_t channel, bool allow_unix, int *fds,
+yard_status yard_mesh_connect(yard_fabric *f, uint32_t channel, yard_mesh_inside inside, int *fds,
                               yard_error *err)
 {
-    mesh m = { .f = f, .channel = channel, .allow_unix = allow_unix, .fds = fds };
+    mesh m = { .f = f, .channel = channel, .inside = inside, .fds = fds };
     yard_status st = YARD_OK;
 
     for (uint32_t r = 0; r < f->n_ranks; r++)
@@ -162,10 +172,13 @@ yard_status yard_mesh_connect(yard_fabric *f, uint32_t channel, bool allow_unix,
     m.missing = calloc(f->n_ranks, sizeof(*m.missing));
     if (!m.missing)
         return yard_fail(err, YARD_ENOMEM, "fabric: room for %u ranks", f->n_ranks);
-    for (uint32_t r = f->rank + 1; r < f->n_ranks; r++)
-        m.missing[r] = true;
+    for (uint32_t r = f->rank + 1; r < f->n_ranks; r++) {
+        m.missing[r] = belongs(&m, r);
+        m.n_missing += m.missing[r];
+    }
     for (uint32_t r = 0; r < f->rank && st == YARD_OK; r++)
-        st = connect_rank(&m, r, err);
+        if (belongs(&m, r))
+            st = connect_rank(&m, r, err);
     if (st == YARD_OK)
         st = accept_ranks(&m, err);
     free(m.missing);
@@ -253,7 +266,7 @@ yard_status yard_control_connect(yard_fabric *f, yard_error *err)
     if (!fds)
         return yard_fail(err, YARD_ENOMEM, "fabric: room for %u ranks", f->n_ranks);
     yard_stage_begin(f, "peers");
-    st = yard_mesh_connect(f, 0, true, fds, err);
+    st = yard_mesh_connect(f, 0, YARD_MESH_UNIX, fds, err);
     for (uint32_t r = 0; r < f->n_ranks; r++)
         f->peers[r].control_fd = fds[r];
     free(fds);

@@ -14,7 +14,7 @@
 enum { SPINS = 1000, SPINS_CROWDED = 50 };
 
 static const yard_fabric_ops *const transports[] = { &yard_fabric_shm, &yard_fabric_tcp,
-                                                     &yard_fabric_libfabric };
+                                                     &yard_fabric_mixed, &yard_fabric_libfabric };
 
 /* ---- configuration ----------------------------------------------------------------- */
 
@@ -143,7 +143,10 @@ static const yard_fabric_ops *find_transport(const char *name)
 static yard_status choose_transport(yard_fabric *f, yard_error *err)
 {
     const char *told = f->config.transport;
-    const char *name = told ? told : f->n_nodes == 1 ? "shm" : "tcp";
+    const char *name = told                       ? told
+                       : f->n_nodes == 1          ? "shm"
+                       : f->n_nodes == f->n_ranks ? "tcp"
+                                                  : "shm+tcp";
 
     f->ops = find_transport(name);
     if (!f->ops)
@@ -304,6 +307,13 @@ yard_status yard_fabric_create_custom(yard_fabric **out, const yard_fabric_ops *
     snprintf(f->reason, sizeof(f->reason), "made by the caller");
     *out = f;
     return YARD_OK;
+}
+
+void yard_fabric_set_nodes(yard_fabric *f, uint32_t ranks_per_node)
+{
+    for (uint32_t r = 0; r < f->n_ranks; r++)
+        f->peers[r].node = r / ranks_per_node;
+    f->n_nodes = (f->n_ranks - 1) / ranks_per_node + 1;
 }
 
 void yard_fabric_destroy(yard_fabric *f)

@@ -1,5 +1,6 @@
 /* What all transports have in common: checks, waits, statistics. */
 #include <sched.h>
+#include <stdio.h>
 
 #include "fabric/fabric_impl.h"
 
@@ -135,6 +136,68 @@ yard_status yard_fabric_signal(yard_fabric *f, yard_sym sig, uint64_t value, uin
     return yard_fabric_put_signal(f, 0, NULL, 0, sig, value, peer);
 }
 
+bool yard_fabric_shares_node(const yard_fabric *f)
+{
+    return f->ops->put_signal_node != NULL;
+}
+
+static yard_status check_targets(yard_fabric *f, uint32_t relay, const uint32_t *targets,
+                                 uint32_t n_targets)
+{
+    if (!yard_fabric_shares_node(f))
+        return yard_fail(&f->err, YARD_ENOTSUP,
+                         "fabric: put for a node: ranks of a node share no memory over %s",
+                         f->ops->name);
+    if (n_targets == 0)
+        return yard_fail(&f->err, YARD_EINVAL, "fabric: put for a node: want targets, got none");
+    if (relay != f->rank && yard_peer_gone(f, relay))
+        return yard_peer_fail(f, relay, &f->err);
+    for (uint32_t i = 0; i < n_targets; i++) {
+        if (targets[i] >= f->n_ranks || f->peers[targets[i]].node != f->peers[relay].node)
+            return yard_fail(&f->err, YARD_EINVAL,
+                             "fabric: put for a node: want targets on the node of rank %u, got %u",
+                             relay, targets[i]);
+        if (targets[i] != f->rank && yard_peer_gone(f, targets[i]))
+            return yard_peer_fail(f, targets[i], &f->err);
+    }
+    return YARD_OK;
+}
+
+yard_status yard_fabric_put_signal_node(yard_fabric *f, yard_sym dst, const void *src,
+                                        size_t n_bytes, uint32_t relay, yard_sym sig,
+                                        uint64_t value, const uint32_t *targets, uint32_t n_targets)
+{
+    yard_status st = check_peer(f, relay);
+
+    if (st == YARD_OK)
+        st = check_signal(f, sig);
+    if (st == YARD_OK)
+        st = check_data(f, dst, src, n_bytes);
+    if (st == YARD_OK)
+        st = check_targets(f, relay, targets, n_targets);
+    if (st == YARD_OK)
+        st = f->ops->put_signal_node(f, dst, src, n_bytes, relay, sig, value, targets, n_targets);
+    if (st != YARD_OK)
+        return st;
+    if (n_bytes && relay != f->rank) {
+        f->stats.n_puts++;
+        f->stats.n_put_bytes += n_bytes;
+    } else {
+        f->stats.n_signals++;
+    }
+    return YARD_OK;
+}
+
+const void *yard_fabric_view(const yard_fabric *f, uint32_t rank, yard_sym at)
+{
+    if (!yard_fabric_shares_node(f) || rank >= f->n_ranks || at > f->heap_bytes ||
+        f->peers[rank].node != f->peers[f->rank].node)
+        return NULL;
+    if (rank == f->rank)
+        return f->heap + at;
+    return (const uint8_t *)f->ops->view(f, rank) + at;
+}
+
 /* ---- wait -------------------------------------------------------------------------- */
 
 uint64_t yard_fabric_read_signal(const yard_fabric *f, yard_sym sig)
@@ -172,33 +235,54 @@ static bool is_silent(yard_fabric *f, uint32_t peer)
     return state == YARD_PEER_LOST;
 }
 
-/* The slow part, after the spin. */
+/* Whether signals of peer can still arrive through relay (peer itself: directly); if not, *gone is
+ * the rank to blame. */
+static bool is_cut_off(yard_fabric *f, uint32_t peer, uint32_t relay, uint32_t *gone)
+{
+    *gone = peer;
+    if (is_silent(f, peer))
+        return true;
+    *gone = relay;
+    return relay != peer && relay != f->rank && yard_peer_gone(f, relay);
+}
+
+static yard_status fail_late(yard_fabric *f, yard_sym sig, uint64_t at_least, uint32_t peer,
+                             uint32_t relay, uint64_t waited_us)
+{
+    char through[YARD_PEER_NAME_BYTES + 16] = "";
+
+    if (relay != peer)
+        snprintf(through, sizeof(through), " through %s", f->peers[relay].name);
+    return yard_fail(&f->err, YARD_ETIMEDOUT,
+                     "fabric: waited %.3f s for %s%s: signal at %llu is %llu, want %llu",
+                     (double)waited_us / 1e6, f->peers[peer].name, through, (unsigned long long)sig,
+                     (unsigned long long)yard_fabric_read_signal(f, sig),
+                     (unsigned long long)at_least);
+}
+
+/* The slow part, after the spin. relay: peer itself when its signals come directly. */
 static yard_status sleep_until(yard_fabric *f, yard_sym sig, uint64_t at_least, uint32_t peer,
-                               yard_deadline until)
+                               uint32_t relay, yard_deadline until)
 {
     const uint64_t begun_us = yard_now_us();
 
     for (;;) {
-        bool silent;
-        uint64_t seen, now;
+        bool cut_off;
+        uint32_t gone;
+        uint64_t seen;
 
         /* In this order: the count of gone ranks before the peer's state, or its change wakes
          * nobody; the state before the word, or what a peer signalled last before it left is
          * overlooked. */
         f->n_gone_seen = atomic_load(&f->n_gone);
-        silent = is_silent(f, peer);
+        cut_off = is_cut_off(f, peer, relay, &gone);
         seen = yard_fabric_read_signal(f, sig);
         if (seen >= at_least)
             return YARD_OK;
-        if (silent)
-            return yard_peer_fail(f, peer, &f->err);
-        now = yard_now_us();
-        if (now >= until)
-            return yard_fail(&f->err, YARD_ETIMEDOUT,
-                             "fabric: waited %.3f s for %s: signal at %llu is %llu, want %llu",
-                             (double)(now - begun_us) / 1e6, f->peers[peer].name,
-                             (unsigned long long)sig, (unsigned long long)seen,
-                             (unsigned long long)at_least);
+        if (cut_off)
+            return yard_peer_fail(f, gone, &f->err);
+        if (yard_now_us() >= until)
+            return fail_late(f, sig, at_least, peer, relay, yard_now_us() - begun_us);
         if (f->ops->sleep)
             f->ops->sleep(f, sig, seen, until);
         else
@@ -206,16 +290,26 @@ static yard_status sleep_until(yard_fabric *f, yard_sym sig, uint64_t at_least, 
     }
 }
 
-yard_status yard_fabric_wait_until(yard_fabric *f, yard_sym sig, uint64_t at_least, uint32_t peer,
-                                   yard_deadline until)
+yard_status yard_fabric_wait_relayed(yard_fabric *f, yard_sym sig, uint64_t at_least, uint32_t peer,
+                                     uint32_t relay, yard_deadline until)
 {
     yard_status st = check_peer(f, peer);
 
     if (st == YARD_OK)
+        st = check_peer(f, relay);
+    if (st == YARD_OK)
         st = check_signal(f, sig);
+    if (st == YARD_OK && f->ops->flush)
+        f->ops->flush(f); /* also when there is nothing to wait for: the peers may wait for us */
     if (st != YARD_OK || spin_until(f, sig, at_least))
         return st;
-    return sleep_until(f, sig, at_least, peer, until);
+    return sleep_until(f, sig, at_least, peer, relay, until);
+}
+
+yard_status yard_fabric_wait_until(yard_fabric *f, yard_sym sig, uint64_t at_least, uint32_t peer,
+                                   yard_deadline until)
+{
+    return yard_fabric_wait_relayed(f, sig, at_least, peer, peer, until);
 }
 
 /* ---- lost peers -------------------------------------------------------------------- */

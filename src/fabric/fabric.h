@@ -19,6 +19,15 @@ typedef struct yard_fabric_ops {
      * signal. */
     yard_status (*put_signal)(yard_fabric *f, yard_sym dst, const void *src, size_t n_bytes,
                               yard_sym sig, uint64_t value, uint32_t peer);
+    /* A wait begins: puts that were held back to go out together go now. NULL: nothing is held. */
+    void (*flush)(yard_fabric *f);
+    /* As yard_fabric_put_signal_node(), whose arguments are checked; relay may be this rank. NULL:
+     * ranks of a node do not share memory. */
+    yard_status (*put_signal_node)(yard_fabric *f, yard_sym dst, const void *src, size_t n_bytes,
+                                   uint32_t relay, yard_sym sig, uint64_t value,
+                                   const uint32_t *targets, uint32_t n_targets);
+    /* Heap of another rank of this node; NULL exactly where put_signal_node is. */
+    const void *(*view)(const yard_fabric *f, uint32_t rank);
     /* Sleeps until a signal of this rank may have changed, a peer may be lost, or the deadline: the
      * slow part of a wait, after a brief spin. May return early. */
     void (*sleep)(yard_fabric *f, yard_sym sig, uint64_t seen, yard_deadline until);
@@ -36,6 +45,9 @@ typedef struct yard_fabric_ops {
 yard_status yard_fabric_create_custom(yard_fabric **out, const yard_fabric_ops *ops, uint32_t rank,
                                       uint32_t n_ranks, void *heap, size_t heap_bytes, void *impl,
                                       yard_error *err);
+
+/* Makes nodes of n consecutive ranks in a custom fabric, whose ranks are all on one otherwise. */
+void yard_fabric_set_nodes(yard_fabric *f, uint32_t ranks_per_node);
 
 /* Enters that a rank is lost, as the control connections do it for real ones: waits for it fail,
  * the waiter is woken. Any thread. */

@@ -84,7 +84,8 @@ struct yard_fabric {
 
 /* ---- transports -------------------------------------------------------------------- */
 
-extern const yard_fabric_ops yard_fabric_shm, yard_fabric_tcp, yard_fabric_libfabric;
+extern const yard_fabric_ops yard_fabric_shm, yard_fabric_tcp, yard_fabric_mixed,
+    yard_fabric_libfabric;
 
 /* True once nothing more is to be expected of a rank: it was lost, or left. Any thread. */
 static inline bool yard_peer_gone(const yard_fabric *f, uint32_t rank)
@@ -155,11 +156,15 @@ void yard_rendezvous_reason(yard_fabric *f, yard_error *err);
 yard_status yard_rendezvous_check(yard_fabric *f, yard_error *err);
 int yard_rendezvous_fd(const yard_fabric *f); /* -1 with one rank */
 
-/* Connects every rank with every other by one authenticated stream socket: unix between ranks of a
- * node when allow_unix, else TCP with no delay. Non-blocking, close-on-exec. Collective; a
- * transport may call it in open for connections of its own. channel tells several meshes of one
- * fabric apart (0: control). fds  [n_ranks], out; -1 for this rank and, after an error, for all. */
-yard_status yard_mesh_connect(yard_fabric *f, uint32_t channel, bool allow_unix, int *fds,
+/* How ranks of one node are connected; ranks of different nodes always are by TCP. */
+typedef enum yard_mesh_inside { YARD_MESH_UNIX, YARD_MESH_TCP, YARD_MESH_NONE } yard_mesh_inside;
+
+/* Connects every rank with every other by one authenticated stream socket, TCP with no delay.
+ * Non-blocking, close-on-exec. Collective; a transport may call it in open for connections of its
+ * own. channel tells several meshes of one fabric apart (0: control).
+ *   fds  [n_ranks], out; -1 for this rank, those that it has no connection with, and, after an
+ *        error, for all. */
+yard_status yard_mesh_connect(yard_fabric *f, uint32_t channel, yard_mesh_inside inside, int *fds,
                               yard_error *err);
 
 /* ---- control connections ----------------------------------------------------------- */

@@ -4,8 +4,8 @@
  * A put is one write with an immediate: {value, signal word}. The receiver's completion queue
  * delivers the immediate after the data, and the receiver adds. No order between writes is asked
  * for, which EFA would not give. A signal alone is a write of a few bytes to a place that nobody
- * reads. The heap of a rank can be written by whoever has its address and key; both go over the
- * authenticated connections of the start only. */
+ * reads. Whoever has the key of a rank's heap can write to it; keys go over the authenticated
+ * connections of the start only. */
 #include "fabric/libfabric.h"
 
 #ifdef YARD_HAVE_LIBFABRIC
@@ -18,6 +18,7 @@
 
 enum {
     N_ENTRIES = 32,
+    MAX_READS = 16,
     MAX_PARTS = 1024, /* messages that carry one large value */
     SIGNAL_BYTES = 8, /* written to nowhere */
     IDLE_US = 10000,  /* providers progress in our calls, also where they have a descriptor */
@@ -169,9 +170,10 @@ static void take_error(yard_lf *t)
 static void progress_locked(yard_lf *t)
 {
     struct fi_cq_data_entry entries[N_ENTRIES];
-    ssize_t n;
+    ssize_t n = N_ENTRIES;
 
-    do {
+    /* Bounded: the caller has a signal to look at, and maybe a deadline. */
+    for (int i_read = 0; i_read < MAX_READS && (n == N_ENTRIES || n == -FI_EAVAIL); i_read++) {
         n = fi_cq_read(t->cq, entries, N_ENTRIES);
         for (ssize_t i = 0; i < n; i++) {
             if (entries[i].flags & FI_REMOTE_CQ_DATA)
@@ -181,7 +183,7 @@ static void progress_locked(yard_lf *t)
         }
         if (n == -FI_EAVAIL)
             take_error(t);
-    } while (n == N_ENTRIES || n == -FI_EAVAIL);
+    }
     if (t->n_queued > 0)
         post_queued(t);
 }
@@ -356,8 +358,7 @@ static yard_status lf_open(yard_fabric *f, yard_error *err)
     t->cq_fd = -1;
     pthread_mutex_init(&t->lock, NULL);
     t->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    t->driver.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (t->kick < 0 || t->driver.wake < 0)
+    if (!yard_driver_open(&t->driver) || t->kick < 0)
         st = yard_fail(err, YARD_EIO, "libfabric: eventfd: %s", strerror(errno));
     if (st == YARD_OK)
         st = yard_lf_open_objects(t, err);

@@ -16,13 +16,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum {
-    ADDRESS_BYTES = 512,
-    NOWHERE_BYTES = 64,
-    MIN_VALUE_BITS = 4,
-    CQ_ENTRIES = 8192,
-    OUR_KEY = 0x59 /* when the provider leaves the choice: one region per domain */
-};
+enum { ADDRESS_BYTES = 512, NOWHERE_BYTES = 64, MIN_VALUE_BITS = 4, CQ_ENTRIES = 8192 };
 
 /* What a rank tells the others. */
 typedef struct card {
@@ -220,12 +214,24 @@ static yard_status open_endpoint(yard_lf *t, yard_error *err)
     return rc == 0 ? YARD_OK : fail(t, err, "enabling the endpoint", rc);
 }
 
+/* When the provider leaves the choice to us: nobody who was not told may guess it. */
+static uint64_t random_key(const struct fi_info *info)
+{
+    const size_t n = info->domain_attr->mr_key_size;
+    uint8_t nonce[YARD_NONCE_BYTES];
+    uint64_t key;
+
+    yard_auth_nonce(nonce);
+    memcpy(&key, nonce, sizeof(key));
+    return n == 0 || n >= sizeof(key) ? key : key >> 8 * (sizeof(key) - n);
+}
+
 static yard_status register_heap(yard_lf *t, yard_error *err)
 {
     const int mode = t->info->domain_attr->mr_mode;
     const uint64_t access = FI_REMOTE_WRITE | FI_WRITE;
     int rc = fi_mr_reg(t->domain, t->fabric->heap, t->total_bytes, access, 0,
-                       mode & FI_MR_PROV_KEY ? 0 : OUR_KEY, 0, &t->mr, NULL);
+                       mode & FI_MR_PROV_KEY ? 0 : random_key(t->info), 0, &t->mr, NULL);
 
     if (rc != 0)
         return fail(t, err, "registering the heap", rc);

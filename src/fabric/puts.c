@@ -59,13 +59,25 @@ bool yard_poll_two(int fd, int other_fd, uint64_t until)
     return ppoll(fds, 2, until == UINT64_MAX ? NULL : &left, NULL) > 0 && fds[1].revents;
 }
 
-void yard_driver_add(yard_driver *d, const yard_fabric *f, uint64_t sig, uint64_t value)
+bool yard_driver_open(yard_driver *d)
+{
+    d->blocked = &d->own_blocked;
+    d->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return d->wake >= 0;
+}
+
+void yard_driver_signal(_Atomic uint64_t *word, uint64_t value, _Atomic bool *blocked, int wake)
 {
     /* Release: who sees the count sees the data. Sequentially consistent beyond that, against the
      * caller's "I am about to block; has the word changed?": one of the two sees the other. */
-    atomic_fetch_add_explicit(yard_signal_word(f, sig), value, memory_order_seq_cst);
-    if (atomic_load_explicit(&d->blocked, memory_order_seq_cst))
-        eventfd_write(d->wake, 1);
+    atomic_fetch_add_explicit(word, value, memory_order_seq_cst);
+    if (atomic_load_explicit(blocked, memory_order_seq_cst))
+        eventfd_write(wake, 1);
+}
+
+void yard_driver_add(yard_driver *d, const yard_fabric *f, uint64_t sig, uint64_t value)
+{
+    yard_driver_signal(yard_signal_word(f, sig), value, d->blocked, d->wake);
 }
 
 void yard_driver_begin(yard_driver *d)
@@ -90,10 +102,10 @@ void yard_driver_block(yard_driver *d, const yard_fabric *f, yard_sym sig, uint6
 {
     eventfd_t count;
 
-    atomic_store_explicit(&d->blocked, true, memory_order_seq_cst);
+    atomic_store_explicit(d->blocked, true, memory_order_seq_cst);
     if (!yard_driver_changed(f, sig, seen) && yard_poll_two(fd, d->wake, until))
         eventfd_read(d->wake, &count);
-    atomic_store_explicit(&d->blocked, false, memory_order_relaxed);
+    atomic_store_explicit(d->blocked, false, memory_order_relaxed);
 }
 
 bool yard_driver_was_active(yard_driver *d)

@@ -8,6 +8,7 @@
 typedef struct yard_put {
     uint64_t dst, n_bytes; /* in the receiver's heap */
     uint64_t sig, value;
+    uint64_t target; /* rank whose word sig is: the receiver, or for tcp a rank of its node */
 } yard_put;
 
 typedef struct yard_queued_put {
@@ -30,9 +31,10 @@ void yard_put_queue_free(yard_put_queue *q);
  * waiting one costs as much as the message. The transport's thread stays out of its way as long as
  * the caller keeps coming back, and does it while the caller computes. */
 typedef struct yard_driver {
-    int wake;                  /* eventfd: makes a blocked caller look around */
-    _Atomic bool driving;      /* the caller is in ops->sleep */
-    _Atomic bool blocked;      /* .. and may be in poll() */
+    int wake;              /* eventfd, -1: none: makes a blocked caller look around */
+    _Atomic bool driving;  /* the caller is in ops->sleep */
+    _Atomic bool *blocked; /* .. and may be in poll(); where ranks that wake it see it */
+    _Atomic bool own_blocked;
     _Atomic uint32_t n_drives; /* calls of ops->sleep */
     uint32_t n_drives_seen;    /* by the thread */
 } yard_driver;
@@ -43,6 +45,14 @@ enum {
         500, /* how long the thread leaves receiving to a caller that comes and goes */
     YARD_LINGER_US = 2000000 /* how long close() waits for peers that take nothing */
 };
+
+/* The flag lies in *d until the caller tells another place. Close d->wake. False: no eventfd
+ * (errno). */
+bool yard_driver_open(yard_driver *d);
+
+/* Adds to a signal word whose data lies in the heap of a rank, and wakes its caller if it is
+ * blocked: blocked and wake are those of its driver. */
+void yard_driver_signal(_Atomic uint64_t *word, uint64_t value, _Atomic bool *blocked, int wake);
 
 /* Adds to a signal word whose data lies in the heap, and wakes the caller if it is blocked. */
 void yard_driver_add(yard_driver *d, const yard_fabric *f, uint64_t sig, uint64_t value);

@@ -10,7 +10,7 @@
 #include "fabric/star.h"
 
 enum {
-    HELLO_VERSION = 1,
+    HELLO_VERSION = 2,
     SPARE_CONNECTIONS = 64, /* for strays beside the ranks */
     BACKOFF_MIN_MS = 1,
     BACKOFF_MAX_MS = 100,
@@ -23,6 +23,7 @@ typedef struct hello {
     uint32_t version;
     uint32_t rank, n_ranks, pid;
     uint64_t heap_bytes, config_hash;
+    uint32_t ranks_per_node;
     uint16_t tcp_port;
     bool force_network;
     char node_id[96], machine[64];
@@ -83,6 +84,7 @@ static void fill_hello(const yard_fabric *f, hello *h)
     h->heap_bytes = f->heap_bytes;
     h->config_hash = c->config_hash;
     h->force_network = c->force_network;
+    h->ranks_per_node = c->ranks_per_node;
     h->tcp_port = f->peers[f->rank].port;
     snprintf(h->host, sizeof(h->host), "%s", f->text.bind_host);
     snprintf(h->unix_name, sizeof(h->unix_name), "%s", f->peers[f->rank].unix_name);
@@ -128,7 +130,7 @@ static yard_status listen_for_peers(yard_fabric *f, yard_error *err)
     if (f->listen_unix < 0)
         return yard_fail(err, YARD_EIO, "fabric: rendezvous: listen at a unix name: %s",
                          strerror(errno));
-    if (one_node && !f->config.force_network)
+    if (one_node && !f->config.force_network && f->config.ranks_per_node == 0)
         return YARD_OK;
     f->listen_tcp = yard_listen_tcp(f->text.bind_host, &self->port, &why);
     if (f->listen_tcp < 0)
@@ -190,6 +192,11 @@ static yard_status check_hello(const registry *reg, const hello *theirs, yard_er
             "fabric: heap_bytes: %llu on rank 0, %llu on rank %u; want the same on all ranks",
             (unsigned long long)mine->heap_bytes, (unsigned long long)theirs->heap_bytes,
             theirs->rank);
+    if (theirs->ranks_per_node != mine->ranks_per_node)
+        return yard_fail(why, YARD_EINVAL,
+                         "fabric: ranks_per_node: %u on rank 0, %u on rank %u; want the same on "
+                         "all ranks",
+                         mine->ranks_per_node, theirs->ranks_per_node, theirs->rank);
     return check_transport(mine, theirs, why);
 }
 
@@ -454,7 +461,10 @@ static yard_status run_other(registry *reg, yard_error *err)
 
 static bool same_node(const hello *a, const hello *b)
 {
-    return !a->force_network && !b->force_network && !strcmp(a->node_id, b->node_id);
+    const uint32_t n = a->ranks_per_node;
+
+    return !a->force_network && !b->force_network && !strcmp(a->node_id, b->node_id) &&
+           (n == 0 || a->rank / n == b->rank / n);
 }
 
 static void take_table(registry *reg)

@@ -24,7 +24,7 @@ static size_t advance(yard_tcp *t, yard_tcp_in *in, size_t n_bytes)
         n_bytes -= n;
         if (n < left)
             return 0;
-        yard_driver_add(&t->driver, t->fabric, put->sig, put->value);
+        yard_tcp_add(t, (uint32_t)put->target, put->sig, put->value);
         in->n_done++;
         in->n_done_bytes = 0;
     }
@@ -35,9 +35,12 @@ static size_t advance(yard_tcp *t, yard_tcp_in *in, size_t n_bytes)
 static bool put_is_good(const yard_tcp *t, const yard_put *put)
 {
     const uint64_t size = t->fabric->heap_bytes;
+    const bool is_here =
+        put->target == t->fabric->rank ||
+        (put->target < t->fabric->n_ranks && yard_heaps_has(&t->heaps, (uint32_t)put->target));
 
-    return put->n_bytes <= size && put->dst <= size - put->n_bytes && put->sig % 8 == 0 &&
-           size >= 8 && put->sig <= size - 8;
+    return is_here && put->n_bytes <= size && put->dst <= size - put->n_bytes &&
+           put->sig % 8 == 0 && size >= 8 && put->sig <= size - 8;
 }
 
 /* Takes head and descriptions of a batch from the stage once they are whole; false when they are

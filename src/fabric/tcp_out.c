@@ -4,14 +4,15 @@
  * the heap. */
 #include <errno.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/timerfd.h>
 
 #include "fabric/tcp.h"
 
-enum {
-    HOLD_NS = 30000 /* a caller that computes after a burst delays its last puts by this */
-};
+/* Large puts come in bursts and are held back for a moment, so that a burst goes out in few calls:
+ * until HOLD_BYTES are held, a put that ends the burst, a wait of the caller, or the next look of
+ * the thread. */
+enum { SMALL_BYTES = 1024, HOLD_BYTES = 262144 };
 
 /* Under the lock: moves the first items into a new batch. */
 static void make_batch(yard_tcp *t, yard_tcp_out *out)
@@ -111,39 +112,53 @@ void yard_tcp_flush(yard_tcp *t, yard_tcp_peer *p)
         yard_tcp_end(t, p, YARD_PEER_LOST, error_code);
 }
 
-/* Starts the timer that ends the burst, unless it runs. */
+/* A put is held back. The thread looks every now and then, if it knows that there is something to
+ * look for: a timer of our own for each burst costs more than the sends that it saves (each start
+ * and stop is an exit from a virtual machine). */
 static void hold(yard_tcp *t)
 {
-    const struct itimerspec soon = { .it_value.tv_nsec = HOLD_NS };
-
-    if (!atomic_exchange_explicit(&t->holding, true, memory_order_acq_rel))
-        timerfd_settime(t->timer, 0, &soon, NULL);
+    if (!atomic_load_explicit(&t->holding, memory_order_relaxed))
+        atomic_store_explicit(&t->holding, true, memory_order_seq_cst);
+    if (atomic_load_explicit(&t->dozing, memory_order_seq_cst) &&
+        atomic_exchange_explicit(&t->dozing, false, memory_order_relaxed))
+        eventfd_write(t->kick, 1);
 }
 
 void yard_tcp_end_burst(yard_tcp *t)
 {
-    atomic_fetch_add_explicit(&t->burst, 1, memory_order_relaxed);
-    if (!atomic_exchange_explicit(&t->holding, false, memory_order_acq_rel))
+    if (!atomic_load_explicit(&t->holding, memory_order_relaxed))
         return;
+    atomic_store_explicit(&t->holding, false, memory_order_relaxed);
     for (uint32_t r = 0; r < t->fabric->n_ranks; r++)
-        if (r != t->fabric->rank)
+        if (t->peers[r].fd >= 0)
             yard_tcp_flush(t, &t->peers[r]);
 }
 
-yard_status yard_tcp_send(yard_tcp *t, yard_tcp_peer *p, const yard_queued_put *item)
+/* Whether a put goes at once, and with it what is held. A burst signals one word (rows of data);
+ * what comes after it signals another one (their header). Under the lock, before the put is queued.
+ */
+static bool ends_burst(const yard_tcp_out *out, const yard_put *put)
 {
-    const uint32_t burst = atomic_load_explicit(&t->burst, memory_order_relaxed);
+    const uint32_t n = out->queue.n_items;
+
+    return put->n_bytes < SMALL_BYTES || out->n_held_bytes + put->n_bytes >= HOLD_BYTES ||
+           (n > 0 && yard_put_queue_at(&out->queue, n - 1)->put.sig != put->sig);
+}
+
+yard_status yard_tcp_send(yard_tcp *t, yard_tcp_peer *p, const yard_queued_put *items, uint32_t n)
+{
     yard_tcp_out *out = &p->out;
-    bool pushed, blocked, now;
+    bool pushed = true, blocked, now;
 
     if (atomic_load_explicit(&p->closed, memory_order_acquire))
         return yard_peer_fail(t->fabric, p->rank, &t->fabric->err);
     pthread_mutex_lock(&out->lock);
-    pushed = yard_put_queue_push(&out->queue, item);
-    out->n_held_bytes += item->put.n_bytes;
+    now = ends_burst(out, &items[0].put);
+    for (uint32_t i = 0; i < n && pushed; i++) {
+        pushed = yard_put_queue_push(&out->queue, &items[i]);
+        out->n_held_bytes += items[i].put.n_bytes;
+    }
     blocked = out->blocked;
-    now = out->burst != burst || out->n_held_bytes >= YARD_TCP_HOLD_BYTES;
-    out->burst = burst;
     pthread_mutex_unlock(&out->lock);
     if (!pushed)
         return yard_fail(&t->fabric->err, YARD_ENOMEM, "tcp: a queue of %u puts to %s",

@@ -194,10 +194,9 @@ static void read_quantisation(yard_model_config *c, yard_json_reader *r, const y
 static void read_dtype(yard_model_config *c, yard_json_reader *r)
 {
     const char *const key = yard_json_get(r, "dtype", NULL) ? "dtype" : "torch_dtype";
+    const json_t *value = yard_json_get(r, key, NULL);
 
-    c->plain_bytes = 2;
-    if (yard_json_get(r, key, NULL) && !strcmp(yard_json_get_string(r, key), "float32"))
-        c->plain_bytes = 4;
+    c->plain_bytes = json_is_string(value) && !strcmp(json_string_value(value), "float32") ? 4 : 2;
 }
 
 static void read_token_ids(yard_model_config *c, yard_json_reader *r)

@@ -32,7 +32,8 @@ static void layouts(void **state)
     FIELD(yard_ep_config, timeout_us, 64);
     FIELD(yard_ep_config, fabric, 72);
     FIELD(yard_ep_config, fabric_config, 80);
-    assert_true(sizeof(yard_ep_config) >= 88);
+    FIELD(yard_ep_config, node_copies, 88);
+    assert_true(sizeof(yard_ep_config) >= 96);
     assert_int_equal(sizeof(yard_ep_capacity), 24);
     assert_int_equal(sizeof(yard_ep_stats), 32);
     FIELD(yard_fabric_config, rank, 8);
@@ -40,6 +41,8 @@ static void layouts(void **state)
     FIELD(yard_fabric_config, heap_bytes, 16);
     FIELD(yard_fabric_config, transport, 24);
     FIELD(yard_fabric_config, rendezvous, 40);
+    FIELD(yard_fabric_config, notice_ctx, 112);
+    FIELD(yard_fabric_config, ranks_per_node, 120);
 }
 
 static void constants(void **state)

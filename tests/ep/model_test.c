@@ -3,7 +3,10 @@
  * model keeps of the protocol: who sends what to whom in which call, what each call waits for and
  * reads. Data is the number of the exchange it belongs to; memory read in another exchange, or
  * staging overwritten before its message has landed, is a mistake. That the model can fail is
- * tested too. */
+ * tested too.
+ *
+ * With node copies, ranks 0 and 1 are a node and rank 2 another: the rows of rank 2 for them land
+ * once, at rank 0, and then signal each that they are for. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,8 +18,11 @@
 
 enum { MAX_R = 3, MAX_EXCHANGES = 3 };
 
-/* The kinds of messages; each has one landing place per (receiver, sender). */
-enum { ROWS, HEADER, RESULTS, DONE, KINDS };
+/* The kinds of messages; each has one landing place per (receiver, sender). RELAYED is the signal
+ * to a rank that its rows have landed at the relay. */
+enum { ROWS, HEADER, RESULTS, DONE, RELAYED, KINDS };
+
+enum { RELAY = 0, FAR = 2 };
 
 /* Where a rank is. Sends go peer by peer. */
 enum { DISPATCH_SEND, DISPATCH_RECV, COMBINE_SEND, COMBINE_HEADERS, COMBINE_RECV, FINISHED };
@@ -30,11 +36,12 @@ typedef struct state {
 } state;
 
 /* A mistake put in on purpose. */
-enum { SOUND, NO_DONE_WAIT, NO_HEADER_WAIT, EARLY_DONE };
+enum { SOUND, NO_DONE_WAIT, NO_HEADER_WAIT, EARLY_DONE, RELAY_DONE_ONLY, SIGNAL_AHEAD };
 
 typedef struct model {
     uint32_t n_ranks, n_exchanges;
     uint32_t rows; /* bit from * MAX_R + to: whether rows flow there at all */
+    bool node_copies;
     int flaw;
     state *states; /* all that were ever reached; those from next on are to be expanded */
     size_t n_states, next, capacity;
@@ -46,6 +53,11 @@ typedef struct model {
 static bool has_rows(const model *m, uint32_t from, uint32_t to)
 {
     return m->rows >> (from * MAX_R + to) & 1;
+}
+
+static bool relayed(const model *m, uint32_t from, uint32_t to)
+{
+    return m->node_copies && from == FAR && to != FAR;
 }
 
 static uint64_t hash_state(const state *s)
@@ -83,9 +95,11 @@ static void send_message(state *s, int kind, uint32_t from, uint32_t to)
 
 static bool all_landed(const model *m, const state *s, int kind, uint32_t to)
 {
-    for (uint32_t from = 0; from < m->n_ranks; from++)
-        if (from != to && s->landed[kind][to][from] < s->exchange[to])
+    for (uint32_t from = 0; from < m->n_ranks; from++) {
+        const bool skip = m->flaw == RELAY_DONE_ONLY && to == FAR && kind == DONE && from != RELAY;
+        if (from != to && !skip && s->landed[kind][to][from] < s->exchange[to])
             return false;
+    }
     return true;
 }
 
@@ -94,7 +108,8 @@ static bool rows_landed(const model *m, const state *s, int kind, uint32_t to)
 {
     for (uint32_t from = 0; from < m->n_ranks; from++) {
         const bool flow = kind == ROWS ? has_rows(m, from, to) : has_rows(m, to, from);
-        if (from != to && flow && s->landed[kind][to][from] < s->exchange[to])
+        const int sign = kind == ROWS && relayed(m, from, to) ? RELAYED : kind;
+        if (from != to && flow && s->landed[sign][to][from] < s->exchange[to])
             return false;
     }
     return true;
@@ -104,8 +119,9 @@ static bool rows_landed(const model *m, const state *s, int kind, uint32_t to)
 static void read_place(model *m, const state *s, int kind, uint32_t to, uint32_t from)
 {
     static const char *const what[KINDS] = { "rows", "header", "results", "done" };
+    const uint32_t at = kind == ROWS && relayed(m, from, to) ? RELAY : to;
 
-    if (s->place[kind][to][from] != s->exchange[to])
+    if (s->place[kind][at][from] != s->exchange[to])
         wrong(m, what[kind]);
 }
 
@@ -138,6 +154,19 @@ static void enter(state *s, uint32_t rank, uint8_t at)
     s->peer[rank] = rank == 0 ? 1 : 0;
 }
 
+/* Once for a node, with the first of its ranks; peers come in ascending order. */
+static void send_rows(const model *m, state *s, uint32_t from, uint32_t to)
+{
+    if (!has_rows(m, from, to))
+        return;
+    if (!relayed(m, from, to))
+        send_message(s, ROWS, from, to);
+    else if (to == RELAY || !has_rows(m, from, RELAY))
+        send_message(s, ROWS, from, RELAY);
+    if (relayed(m, from, to) && m->flaw == SIGNAL_AHEAD)
+        send_message(s, RELAYED, from, to);
+}
+
 /* One step of one rank; false when it has to wait. */
 static bool step(model *m, state *s, uint32_t rank)
 {
@@ -146,8 +175,7 @@ static bool step(model *m, state *s, uint32_t rank)
     switch (s->at[rank]) {
     case DISPATCH_SEND:
         s->staged[rank][0] = s->exchange[rank];
-        if (has_rows(m, rank, peer))
-            send_message(s, ROWS, rank, peer);
+        send_rows(m, s, rank, peer);
         send_message(s, HEADER, rank, peer);
         if (next_peer(m, s, rank))
             enter(s, rank, DISPATCH_RECV);
@@ -169,7 +197,9 @@ static bool step(model *m, state *s, uint32_t rank)
         if (next_peer(m, s, rank))
             enter(s, rank, m->flaw == EARLY_DONE ? COMBINE_RECV : COMBINE_HEADERS);
         return true;
-    case COMBINE_HEADERS:
+    case COMBINE_HEADERS: /* up to here a relay's memory may be read */
+        if (peer == (rank == 0 ? 1 : 0) && relayed(m, FAR, rank) && has_rows(m, FAR, rank))
+            read_place(m, s, ROWS, rank, FAR);
         send_message(s, DONE, rank, peer);
         if (next_peer(m, s, rank))
             enter(s, rank, m->flaw == EARLY_DONE ? COMBINE_SEND : COMBINE_RECV);
@@ -193,6 +223,9 @@ static void land(model *m, state *s, int kind, uint32_t to, uint32_t from, uint8
     s->flying[kind][to][from] &= (uint8_t) ~(1 << exchange);
     s->place[kind][to][from] = exchange;
     s->landed[kind][to][from]++;
+    for (uint32_t r = 0; kind == ROWS && relayed(m, from, to) && r < FAR; r++)
+        if (has_rows(m, from, r) && m->flaw != SIGNAL_AHEAD)
+            s->flying[RELAYED][r][from] |= (uint8_t)(1 << exchange);
     if ((kind == ROWS || kind == HEADER) && s->staged[from][0] != exchange)
         wrong(m, "staging of dispatch");
     if (kind == RESULTS && s->staged[from][1] != exchange)
@@ -227,21 +260,16 @@ static void expand(model *m, const state *s)
 }
 
 /* NULL when no order of events makes a mistake. */
-static const char *explore(uint32_t n_ranks, uint32_t n_exchanges, uint32_t rows, int flaw,
-                           size_t *n_states)
+static const char *explore_model(model m, size_t *n_states)
 {
-    model m = { .n_ranks = n_ranks,
-                .n_exchanges = n_exchanges,
-                .rows = rows,
-                .flaw = flaw,
-                .capacity = 3000000,
-                .table_size = 8000009 };
     state first = { 0 };
 
+    m.capacity = 3000000;
+    m.table_size = 8000009;
     m.states = malloc(m.capacity * sizeof(*m.states));
     m.table = calloc(m.table_size, sizeof(*m.table));
     assert_true(m.states && m.table);
-    for (uint32_t r = 0; r < n_ranks; r++) {
+    for (uint32_t r = 0; r < m.n_ranks; r++) {
         first.exchange[r] = 1;
         enter(&first, r, DISPATCH_SEND);
     }
@@ -254,6 +282,14 @@ static const char *explore(uint32_t n_ranks, uint32_t n_exchanges, uint32_t rows
     free(m.states);
     free(m.table);
     return m.mistake;
+}
+
+static const char *explore(uint32_t n_ranks, uint32_t n_exchanges, uint32_t rows, int flaw,
+                           size_t *n_states)
+{
+    const model m = { .n_ranks = n_ranks, .n_exchanges = n_exchanges, .rows = rows, .flaw = flaw };
+
+    return explore_model(m, n_states);
 }
 
 static void two_ranks_any_rows(void **state_)
@@ -294,6 +330,32 @@ static void three_ranks(void **state_)
 #undef ROW
 }
 
+#define ROW(from, to) (1u << ((from)*MAX_R + (to)))
+static void node_copies(void **state_)
+{
+    static const uint32_t patterns[] = {
+        ROW(2, 0) | ROW(2, 1),             /* both of the node */
+        ROW(2, 1),                         /* not the relay itself */
+        ROW(2, 0) | ROW(2, 1) | ROW(0, 1), /* and one inside the node */
+        ROW(2, 1) | ROW(1, 2),             /* there and back */
+    };
+    model m = { .n_ranks = 3, .n_exchanges = 2, .node_copies = true };
+    size_t n_states = 0;
+
+    (void)state_;
+    for (size_t i = 0; i < sizeof(patterns) / sizeof(patterns[0]); i++) {
+        m.rows = patterns[i];
+        const char *mistake = explore_model(m, &n_states);
+        if (mistake)
+            fail_msg("pattern %zu: %s", i, mistake);
+    }
+    print_message("node copies, 2 exchanges: %zu states\n", n_states);
+    m.rows = patterns[0];
+    for (m.flaw = RELAY_DONE_ONLY; m.flaw <= SIGNAL_AHEAD; m.flaw++)
+        assert_string_equal(explore_model(m, &n_states), "rows");
+}
+#undef ROW
+
 static void flaws_are_found(void **state_)
 {
     const uint32_t all = 1u << 1 | 1u << MAX_R;
@@ -311,6 +373,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_ranks_any_rows),
         cmocka_unit_test(three_ranks),
+        cmocka_unit_test(node_copies),
         cmocka_unit_test(flaws_are_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

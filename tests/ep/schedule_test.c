@@ -16,6 +16,7 @@ enum { MAX_RANKS = 8, MAX_IN_FLIGHT = 4096 };
 
 struct message {
     uint32_t from, to;
+    uint32_t targets; /* of a put for a node: mask of ranks that it signals; 0: it signals to */
     yard_sym dst, sig;
     const void *src;
     size_t n_bytes;
@@ -23,7 +24,7 @@ struct message {
 };
 
 struct world {
-    uint32_t n_ranks;
+    uint32_t n_ranks, per_node;
     uint64_t random;
     uint32_t slow; /* this rank runs, and its messages land, only when nothing else can happen */
     uint8_t *heap[MAX_RANKS];
@@ -64,25 +65,58 @@ static void yield(struct sim_rank *self)
 
 /* ---- the network ------------------------------------------------------------------------- */
 
+static yard_status fly(struct world *w, struct message m)
+{
+    if (w->n_flight == MAX_IN_FLIGHT)
+        return YARD_ENOMEM;
+    w->flight[w->n_flight++] = m;
+    return YARD_OK;
+}
+
 static yard_status sim_put(yard_fabric *f, yard_sym dst, const void *src, size_t n_bytes,
                            yard_sym sig, uint64_t value, uint32_t peer)
 {
     struct sim_rank *self = yard_fabric_impl(f);
-    struct world *w = self->w;
 
-    if (w->n_flight == MAX_IN_FLIGHT)
-        return YARD_ENOMEM;
-    w->flight[w->n_flight++] = (struct message){ self->rank, peer, dst, sig, src, n_bytes, value };
-    return YARD_OK;
+    return fly(self->w, (struct message){ self->rank, peer, 0, dst, sig, src, n_bytes, value });
 }
 
+static yard_status sim_put_node(yard_fabric *f, yard_sym dst, const void *src, size_t n_bytes,
+                                uint32_t relay, yard_sym sig, uint64_t value,
+                                const uint32_t *targets, uint32_t n_targets)
+{
+    struct sim_rank *self = yard_fabric_impl(f);
+    struct message m = { self->rank, relay, 0, dst, sig, src, n_bytes, value };
+
+    for (uint32_t i = 0; i < n_targets; i++)
+        m.targets |= 1u << targets[i];
+    return fly(self->w, m);
+}
+
+static const void *sim_view(const yard_fabric *f, uint32_t rank)
+{
+    const struct sim_rank *self = yard_fabric_impl(f);
+
+    return self->w->heap[rank];
+}
+
+/* The signals of a put for a node fly on, one by one: any time may pass between them. */
 static void land(struct world *w, uint32_t i)
 {
     const struct message m = w->flight[i];
 
     w->flight[i] = w->flight[--w->n_flight];
-    memcpy(w->heap[m.to] + m.dst, m.src, m.n_bytes);
-    *(uint64_t *)(void *)(w->heap[m.to] + m.sig) += m.value;
+    if (m.n_bytes)
+        memcpy(w->heap[m.to] + m.dst, m.src, m.n_bytes);
+    if (!m.targets)
+        *(uint64_t *)(void *)(w->heap[m.to] + m.sig) += m.value;
+    for (uint32_t r = 0; r < w->n_ranks; r++)
+        if (m.targets >> r & 1 &&
+            fly(w,
+                (struct message){
+                    .from = m.from, .to = r, .sig = m.sig, .src = w->heap[r], .value = m.value }) !=
+                YARD_OK)
+            abort();
 }
 
 static void sim_sleep(yard_fabric *f, yard_sym sig, uint64_t seen, yard_deadline until)
@@ -111,6 +145,8 @@ static const yard_fabric_ops sim_ops = { .name = "simulated",
                                          .copies = false,
                                          .close = sim_close,
                                          .put_signal = sim_put,
+                                         .put_signal_node = sim_put_node,
+                                         .view = sim_view,
                                          .sleep = sim_sleep,
                                          .wake = sim_wake };
 
@@ -191,8 +227,10 @@ static void *rank_main(void *arg)
         pthread_cond_wait(&w->turn, &w->lock);
     yard_ep_capacity_of(&self->c->config, w->n_ranks, &capacity, NULL);
     if (yard_fabric_create_custom(&fabric, &sim_ops, self->rank, w->n_ranks, w->heap[self->rank],
-                                  capacity.heap_bytes, self, NULL) == YARD_OK)
+                                  capacity.heap_bytes, self, NULL) == YARD_OK) {
+        yard_fabric_set_nodes(fabric, w->per_node);
         run_case_on(self, fabric);
+    }
     yard_fabric_destroy(fabric);
     w->done[self->rank] = true;
     w->running = w->n_ranks;
@@ -211,6 +249,7 @@ static void explore(const ep_case *c, uint64_t schedule, char *failure, size_t n
 
     memset(&w, 0, sizeof(w));
     w.n_ranks = w.running = c->n_ranks;
+    w.per_node = c->n_ranks < 6 ? 2 : 3;
     w.random = schedule;
     w.slow = pick(&w, c->n_ranks + 1); /* n_ranks: nobody */
     pthread_mutex_init(&w.lock, NULL);
@@ -255,8 +294,9 @@ static void any_schedule_gives_the_definition(void **state)
 
     (void)state;
     for (uint32_t i = 0; i < n; i++) {
-        const ep_case c = case_from_seed(i, 1 + i % 5, 40);
+        ep_case c = case_from_seed(i, 1 + i % 5, 40);
 
+        c.config.node_copies = i % 3 == 0;
         explore(&c, i, failure, sizeof(failure));
         if (failure[0])
             fail_msg("%s", failure);
@@ -285,11 +325,37 @@ static void many_schedules_of_one_case(void **state)
     }
 }
 
+/* Rows of several sources through relays, two rounds in flight, every rank of a node in need of
+ * every row. */
+static void many_schedules_of_node_copies(void **state)
+{
+    const uint32_t n = schedules(400);
+    char failure[1200];
+
+    (void)state;
+    for (uint32_t i = 0; i < n; i++) {
+        ep_case c = case_from_seed(7, i % 2 ? 4 : 6, 20);
+
+        c.config.tp = i % 4 < 2 ? 1 : 2;
+        c.config.n_experts = c.config.top_k = c.n_ranks;
+        c.config.n_rounds = 2;
+        c.config.max_tokens = 2;
+        c.config.node_copies = true;
+        c.n_steps = 6;
+        c.crowd = i % 3 ? 2 : 0;
+        c.taste = i % 3 ? 0 : 2;
+        explore(&c, 200000 + i, failure, sizeof(failure));
+        if (failure[0])
+            fail_msg("%s", failure);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_schedule_gives_the_definition),
         cmocka_unit_test(many_schedules_of_one_case),
+        cmocka_unit_test(many_schedules_of_node_copies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -385,7 +385,7 @@ static void build_meshes(const yard_fabric_config *config, void *ctx)
     for (uint32_t r = 0; r < c.n_ranks; r++)
         CHECK(yard_fabric_node(f, r) == (network ? r : 0));
     yard_stage_begin(f, "data");
-    CHECK(yard_mesh_connect(f, 1, !network, fds, &err) == YARD_OK);
+    CHECK(yard_mesh_connect(f, 1, network ? YARD_MESH_TCP : YARD_MESH_UNIX, fds, &err) == YARD_OK);
     check_mesh(f, fds, network);
     mine = 100 + c.rank;
     CHECK(yard_rendezvous_exchange(f, &mine, sizeof(mine), all, &err) == YARD_OK);

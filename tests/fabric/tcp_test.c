@@ -9,7 +9,7 @@
 /* ---- a rank that breaks the protocol ------------------------------------------------------------
  */
 
-enum { HEAP = 8192, N_HOSTILE = 10 };
+enum { HEAP = 8192, N_HOSTILE = 12 };
 
 typedef struct hostile_bytes {
     yard_tcp_head head;
@@ -50,6 +50,12 @@ static size_t make_hostile(hostile_bytes *h, uint32_t magic, uint32_t kind)
         return sizeof(*h);
     case 8:
         h->put.sig = HEAP;
+        return sizeof(*h);
+    case 9: /* for a rank whose heap is not here */
+        h->put.target = 1;
+        return sizeof(*h);
+    case 10:
+        h->put.target = UINT64_MAX;
         return sizeof(*h);
     default: /* cut off in the data */
         return sizeof(*h) - 1;

@@ -1,5 +1,5 @@
-/* Dispatch on the CPU: a token's row is packed once and put to each rank that has one of its
- * experts; a header per destination tells which tokens come and their experts. */
+/* Dispatch on the CPU: a token's row is packed once and put to each rank (or other node) that has
+ * one of its experts; a header per destination tells which tokens come and their experts. */
 #include "ep/ep_impl.h"
 
 /* ---- send -------------------------------------------------------------------------------- */
@@ -74,40 +74,75 @@ static void add_entry(const yard_ep_round *round, uint32_t peer, uint32_t t)
     memcpy(entry + 1 + k, round->weight + (size_t)t * k, k * sizeof(float));
 }
 
-/* Packs token t and puts it to every rank that has one of its experts. */
+/* Other ranks that have an expert of the token, in order of k; *here: whether this one has. */
+static uint32_t destinations_of(yard_ep *ep, const int32_t *expert,
+                                uint32_t ranks[static YARD_EP_MAX_TOP_K], bool *here)
+{
+    uint32_t n = 0;
+
+    memset(ep->target, 0, ep->n_ranks);
+    for (uint32_t k = 0; k < ep->config.top_k; k++) {
+        const uint32_t rank = expert[k] >= 0 ? ep_rank_of(ep, expert[k]) : ep->rank;
+
+        if (expert[k] >= 0 && !ep->target[rank] && rank != ep->rank)
+            ranks[n++] = rank;
+        ep->target[rank] |= expert[k] >= 0;
+    }
+    *here = ep->target[ep->rank];
+    return n;
+}
+
+/* One copy to each relay, that is: to each rank, or to each other node. */
+static yard_status put_row(yard_ep_round *round, yard_sym dst, const void *row,
+                           const uint32_t *ranks, uint32_t n_ranks)
+{
+    yard_ep *ep = round->ep;
+    const yard_sym sig = round->heap.sig_rows + ep->rank * 8;
+
+    for (uint32_t i = 0; i < n_ranks; i++) {
+        const uint32_t relay = ep->relay_to[ranks[i]];
+        uint32_t targets[YARD_EP_MAX_TOP_K], n_targets = 0;
+        yard_status st;
+
+        if (!ep->target[ranks[i]])
+            continue; /* had it with another's */
+        for (uint32_t j = i; j < n_ranks; j++)
+            if (ep->relay_to[ranks[j]] == relay) {
+                targets[n_targets++] = ranks[j];
+                ep->target[ranks[j]] = 0;
+            }
+        st = n_targets == 1 && targets[0] == relay
+                 ? yard_ep_put(ep, dst, row, ep->dispatch_row_bytes, sig, 1, relay)
+                 : yard_ep_put_node(ep, dst, row, ep->dispatch_row_bytes, relay, sig, targets,
+                                    n_targets);
+        if (st != YARD_OK)
+            return st;
+        ep->stats.n_dispatch_rows_sent++;
+    }
+    return YARD_OK;
+}
+
+/* Packs token t, enters it in the headers of all ranks that have one of its experts, and puts it to
+ * the others; this rank reads it where it was packed. */
 static yard_status send_token(yard_ep_round *round, const void *x, const float *x_scale, uint32_t t)
 {
     yard_ep *ep = round->ep;
     const yard_sym slot =
         ((yard_sym)ep->group * ep->config.max_tokens + t) * ep->dispatch_row_bytes;
     uint8_t *row = ep_heap(ep, round->heap.stage_rows + t * ep->dispatch_row_bytes);
-    const int32_t *expert = round->expert + (size_t)t * ep->config.top_k;
-    bool packed = false;
+    uint32_t ranks[YARD_EP_MAX_TOP_K];
+    bool here;
+    const uint32_t n =
+        destinations_of(ep, round->expert + (size_t)t * ep->config.top_k, ranks, &here);
 
-    memset(ep->target, 0, ep->n_ranks);
-    for (uint32_t k = 0; k < ep->config.top_k; k++) {
-        yard_status st;
-        uint32_t peer;
-
-        if (expert[k] < 0)
-            continue;
-        peer = ep_rank_of(ep, expert[k]);
-        if (ep->target[peer])
-            continue;
-        ep->target[peer] = 1;
-        if (!packed)
-            pack_row(ep, x, x_scale, t, row);
-        packed = true;
-        add_entry(round, peer, t);
-        if (peer == ep->rank)
-            continue; /* read where it was packed */
-        st = yard_ep_put(ep, round->heap.dispatch_rows + slot, row, ep->dispatch_row_bytes,
-                         round->heap.sig_rows + ep->rank * 8, 1, peer);
-        if (st != YARD_OK)
-            return st;
-        ep->stats.n_dispatch_rows_sent++;
-    }
-    return YARD_OK;
+    if (n == 0 && !here)
+        return YARD_OK;
+    pack_row(ep, x, x_scale, t, row);
+    if (here)
+        add_entry(round, ep->rank, t);
+    for (uint32_t i = 0; i < n; i++)
+        add_entry(round, ranks[i], t);
+    return put_row(round, round->heap.dispatch_rows + slot, row, ranks, n);
 }
 
 static yard_status send_headers(yard_ep_round *round)
@@ -188,8 +223,9 @@ static yard_status wait_arrivals(yard_ep_round *round)
                                                 round->epoch, s, until);
         if (st == YARD_OK && s != ep->rank) {
             round->rows_seen[s] += header_of(round, s)->n_sent;
-            st = yard_fabric_wait_until(ep->fabric, round->heap.sig_rows + s * 8,
-                                        round->rows_seen[s], s, until);
+            st = yard_fabric_wait_relayed(
+                ep->fabric, round->heap.sig_rows + s * 8, round->rows_seen[s], s,
+                ep->relay_from[s] == ep->rank ? s : ep->relay_from[s], until);
         }
         if (st != YARD_OK)
             return st;
@@ -217,6 +253,21 @@ static yard_status check_header(yard_ep_round *round, uint32_t source)
     return YARD_OK;
 }
 
+/* Where the row of a token lies that came from rank source. */
+static const uint8_t *row_of(const yard_ep_round *round, uint32_t source, uint32_t group,
+                             uint32_t t)
+{
+    const yard_ep *ep = round->ep;
+    const yard_sym at = round->heap.dispatch_rows +
+                        ((yard_sym)group * ep->config.max_tokens + t) * ep->dispatch_row_bytes;
+
+    if (source == ep->rank)
+        return ep_heap(ep, round->heap.stage_rows + t * ep->dispatch_row_bytes);
+    if (ep->relay_from[source] == ep->rank)
+        return ep_heap(ep, at);
+    return yard_fabric_view(ep->fabric, ep->relay_from[source], at);
+}
+
 /* The replicas' tokens interleave: token t comes from replica t mod tp, in ascending order each. */
 static void collect_group(yard_ep_round *round, uint32_t group)
 {
@@ -241,13 +292,11 @@ static void collect_group(yard_ep_round *round, uint32_t group)
             return;
         next[best_replica]++;
         const uint32_t t = (uint32_t)best[0];
-        const yard_sym row =
-            first + best_replica == ep->rank
-                ? round->heap.stage_rows + t * ep->dispatch_row_bytes
-                : round->heap.dispatch_rows +
-                      ((yard_sym)group * ep->config.max_tokens + t) * ep->dispatch_row_bytes;
         round->arrivals[round->n_arrivals++] =
-            (arrival){ .group = group, .token = t, .entry = best, .row = ep_heap(ep, row) };
+            (arrival){ .group = group,
+                       .token = t,
+                       .entry = best,
+                       .row = row_of(round, first + best_replica, group, t) };
     }
 }
 
