@@ -156,6 +156,15 @@ static yard_status store_field(yard_plan_gpu *gpu, const struct gpu_field *f, co
     return YARD_OK;
 }
 
+/* Names get into tables, scripts of gnuplot and HTML. */
+static bool is_name(const char *text)
+{
+    const size_t n = text ? strlen(text) : 0;
+
+    return n > 0 && n < YARD_PLAN_NAME_BYTES &&
+           strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") == n;
+}
+
 static yard_status read_gpu(yard_plan_gpu *gpu, json_t *object, const char *path, yard_error *err)
 {
     char legal[320];
@@ -165,10 +174,14 @@ static yard_status read_gpu(yard_plan_gpu *gpu, json_t *object, const char *path
 
     if (!json_is_object(object))
         return yard_fail(err, YARD_EFORMAT, "%s: want a JSON object", path);
-    if (!json_is_string(json_object_get(object, "name")))
-        return yard_fail(err, YARD_EFORMAT, "%s: name: want a text", path);
+    if (!is_name(json_string_value(json_object_get(object, "name"))))
+        return yard_fail(err, YARD_EFORMAT,
+                         "%s: name: want 1 to %zu letters, digits, '-', '_' or '.'", path,
+                         sizeof(gpu->name) - 1);
     snprintf(gpu->name, sizeof(gpu->name), "%s",
              json_string_value(json_object_get(object, "name")));
+    if (!json_object_get(object, "price_per_hour"))
+        gpu->price_origin = YARD_PLAN_ASSUMED; /* 0: reports say that there is none */
     json_object_foreach(object, key, value)
     {
         const struct gpu_field *f = find_field(key);

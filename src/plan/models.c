@@ -167,6 +167,9 @@ yard_status yard_plan_model_load(yard_plan_model *out, const char *dir, yard_err
         .weight_bits = c.fp8 ? 8 : 16,
     };
     snprintf(out->name, sizeof(out->name), "%s", base && base[1] ? base + 1 : dir);
+    for (char *at = out->name; *at; at++) /* it gets into scripts of gnuplot and HTML */
+        if (strchr("\"\\`$<>&", *at) || (unsigned char)*at < ' ')
+            *at = '_';
     return YARD_OK;
 }
 
