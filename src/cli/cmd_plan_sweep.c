@@ -185,25 +185,49 @@ static yard_status one_node_gpu(const sweep_args *args, const yard_plan_gpu **ou
 
 /* ---- drawings ------------------------------------------------------------------------------ */
 
-/* Runs gnuplot on dir/NAME.gp. False when there is none, or it failed. */
-static bool run_gnuplot(const char *dir, const char *script)
+/* Runs gnuplot on dir/NAME.gp. Returns an errno: ENOENT when there is no gnuplot, EIO when it
+ * failed. */
+static int run_gnuplot(const char *dir, const char *script)
 {
     posix_spawn_file_actions_t actions;
     char *const argv[] = { "gnuplot", (char *)script, NULL };
     pid_t pid;
     int status = -1, rc;
 
-    if (posix_spawn_file_actions_init(&actions))
-        return false;
+    if ((rc = posix_spawn_file_actions_init(&actions)))
+        return rc;
     posix_spawn_file_actions_addchdir_np(&actions, dir);
     rc = posix_spawnp(&pid, "gnuplot", &actions, NULL, argv, environ);
     posix_spawn_file_actions_destroy(&actions);
-    if (rc || waitpid(pid, &status, 0) != pid)
-        return false;
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    if (rc)
+        return rc;
+    if (waitpid(pid, &status, 0) != pid)
+        return EIO;
+    /* 127: the C library found the program only after the fork, or could not enter dir */
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
+        return ENOENT;
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : EIO;
 }
 
-static yard_status write_data(const char *dir, const yard_plan_config *base,
+/* Drawings of an earlier run, perhaps of another GPU, must not get into this report. */
+static yard_status remove_drawings(const char *dir, yard_error *err)
+{
+    static const char *const names[] = { "frontier.svg", "frontier.png",  "layer.svg",
+                                         "layer.png",    "crossover.svg", "crossover.png",
+                                         "roofline.svg", "roofline.png",  "timeline.svg",
+                                         "layer.dat",    "layer.gp",      "crossover.dat",
+                                         "crossover.gp", "roofline.dat",  "roofline.gp" };
+    char path[4096];
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        snprintf(path, sizeof(path), "%s/%s", dir, names[i]);
+        if (unlink(path) != 0 && errno != ENOENT)
+            return yard_fail(err, YARD_EIO, "%s: cannot replace: %s", path, strerror(errno));
+    }
+    return YARD_OK;
+}
+
+static yard_status write_data(const char *dir, const yard_plan_config *base, bool layers,
                               const yard_plan_choice *list, uint32_t n, yard_error *err)
 {
     yard_plan_config point = *base;
@@ -213,19 +237,27 @@ static yard_status write_data(const char *dir, const yard_plan_config *base,
         return st;
     /* the article's figures of a layer, on the GPU that was asked for */
     point.batch = 128;
-    if ((st = yard_plan_plot_layer(dir, &point, err)) ||
-        (st = yard_plan_plot_crossover(dir, &point, err)) ||
-        (st = yard_plan_plot_roofline(dir, &point, err)))
+    if (layers && ((st = yard_plan_plot_layer(dir, &point, err)) ||
+                   (st = yard_plan_plot_crossover(dir, &point, err)) ||
+                   (st = yard_plan_plot_roofline(dir, &point, err))))
         return st;
     point.ep = list[n - 1].config.ep;
     point.tp = 1;
     return yard_plan_draw_timeline(dir, &point, err);
 }
 
-/* The layer figures are of EP 8 to 128; a model whose experts do not divide so has none. */
+/* The layer figures are of EP 8 to 128 with one imbalance for all; where a model's experts, spare
+ * slots or a load do not allow that there are none. */
 static bool has_layer_figures(const yard_plan_config *base)
 {
-    return base->model->n_experts && base->model->n_experts % 128 == 0;
+    yard_plan_config c = *base;
+
+    c.tp = 1;
+    for (c.ep = 8; c.ep <= 128; c.ep *= 2)
+        if (!base->model->n_experts || !yard_plan_is_legal(&c) || base->load ||
+            base->imbalance > c.ep)
+            return false;
+    return true;
 }
 
 static yard_status draw(const sweep_args *args, const yard_plan_choice *list, uint32_t n,
@@ -236,18 +268,19 @@ static yard_status draw(const sweep_args *args, const yard_plan_choice *list, ui
     const char *dir = args->o.out_dir;
     const yard_plan_config *base = &args->o.config;
     const bool layers = has_layer_figures(base);
-    bool drawn = true;
+    int rc = 0;
     yard_status st;
 
     if (mkdir(dir, 0777) != 0 && errno != EEXIST)
         return yard_fail(err, YARD_EIO, "%s: cannot create: %s", dir, strerror(errno));
-    st = layers ? write_data(dir, base, list, n, err) : yard_plan_plot_frontier(dir, list, n, err);
-    if (st)
+    if ((st = remove_drawings(dir, err)) || (st = write_data(dir, base, layers, list, n, err)))
         return st;
-    for (size_t i = 0; i < (layers ? 4 : 1) && drawn; i++)
-        drawn = run_gnuplot(dir, scripts[i]);
-    if (!drawn)
+    for (size_t i = 0; i < (layers ? 4 : 1) && !rc; i++)
+        rc = run_gnuplot(dir, scripts[i]);
+    if (rc == ENOENT)
         fprintf(stderr, "switchyard plan: no gnuplot (gnuplot-nox): tables, .dat and .gp only\n");
+    else if (rc)
+        fprintf(stderr, "switchyard plan: gnuplot failed in %s: tables, .dat and .gp only\n", dir);
     return yard_plan_write_html(dir, list, n, &args->wish, err);
 }
 

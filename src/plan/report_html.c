@@ -24,7 +24,8 @@ static void embed(FILE *to, const char *dir, const char *name)
     snprintf(path, sizeof(path), "%s/%s", dir, name);
     in = fopen(path, "rb");
     if (!in) {
-        fprintf(to, "<p>%s was not drawn: gnuplot is missing.</p>\n", name);
+        fprintf(to, "<p>%s was not drawn: gnuplot is missing, or the layouts have none.</p>\n",
+                name);
         return;
     }
     while (fgets(line, sizeof(line), in)) {

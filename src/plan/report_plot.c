@@ -45,9 +45,10 @@ static void script_head(FILE *gp, const char *title, const char *x, const char *
 static void script_tail(FILE *gp, const char *name, const char *plot)
 {
     fprintf(gp,
-            "set terminal svg size 900,560 font \"sans,14\" background \"white\"\n"
+            "set terminal svg size 900,560 noenhanced font \"sans,14\" background \"white\"\n"
             "set output \"%s.svg\"\n%s\n"
-            "set terminal pngcairo size 900,560 font \"sans,11\"\nset output \"%s.png\"\nreplot\n",
+            "set terminal pngcairo size 900,560 noenhanced font \"sans,11\"\nset output "
+            "\"%s.png\"\nreplot\n",
             name, plot, name);
 }
 
@@ -81,11 +82,20 @@ static uint32_t frontier_data(FILE *dat, const yard_plan_choice *list, uint32_t 
     return n_eps;
 }
 
+/* All layouts of an EP are on one GPU; those of one machine may be on another than the rest. */
+static const char *gpu_of(const yard_plan_choice *list, uint32_t n, uint32_t ep)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (list[i].config.ep == ep)
+            return list[i].config.gpu->name;
+    return "";
+}
+
 yard_status yard_plan_plot_frontier(const char *dir, const yard_plan_choice *list, uint32_t n,
                                     yard_error *err)
 {
     uint32_t eps[64], n_eps;
-    char plot[8192] = "plot ";
+    char plot[8192] = "plot ", title[160];
     size_t at = 5;
     FILE *f;
     yard_status st = yard_plan_open(&f, dir, "frontier.dat", err);
@@ -96,17 +106,19 @@ yard_status yard_plan_plot_frontier(const char *dir, const yard_plan_choice *lis
     if ((st = yard_plan_close(f, "frontier.dat", err)) ||
         (st = yard_plan_open(&f, dir, "frontier.gp", err)))
         return st;
-    script_head(f, "Throughput against speed, one frontier an EP",
-                "output speed, tokens/s a request", "throughput, tokens/s for 8 GPUs");
+    snprintf(title, sizeof(title), "%s: throughput against speed, one frontier an EP",
+             list[0].config.model->name);
+    script_head(f, title, "output speed, tokens/s a request", "throughput, tokens/s for 8 GPUs");
     fprintf(f, "set logscale y\nset xrange [0:*]\n");
     for (uint32_t e = 0; e < n_eps && at < sizeof(plot) - 512; e++)
         at += (size_t)snprintf(
             plot + at, sizeof(plot) - at,
             "\"frontier.dat\" index %u with linespoints lw 2 pt 7 ps 0.8 lc rgb \"%s\" title \"EP "
-            "%u\", "
+            "%u, %s\", "
             "\"frontier.dat\" index %u with points pt 7 ps 0.25 lc rgb \"%s\" notitle, "
             "\"frontier.dat\" index %u with points pt 6 ps 0.7 lc rgb \"%s\" notitle, ",
-            3 * e, color_of(e), eps[e], 3 * e + 1, color_of(e), 3 * e + 2, color_of(e));
+            3 * e, color_of(e), eps[e], gpu_of(list, n, eps[e]), 3 * e + 1, color_of(e), 3 * e + 2,
+            color_of(e));
     snprintf(plot + at, sizeof(plot) - at,
              "1/0 with points pt 6 ps 0.7 lc rgb \"#888888\" title \"does not fit\"");
     script_tail(f, "frontier", plot);
@@ -149,6 +161,7 @@ static yard_status layer_data(FILE *dat, const yard_plan_config *base, yard_erro
 
 yard_status yard_plan_plot_layer(const char *dir, const yard_plan_config *base, yard_error *err)
 {
+    char title[160];
     FILE *f;
     yard_status st = yard_plan_open(&f, dir, "layer.dat", err), closed;
 
@@ -158,8 +171,10 @@ yard_status yard_plan_plot_layer(const char *dir, const yard_plan_config *base, 
     closed = yard_plan_close(f, "layer.dat", st ? NULL : err);
     if (st || (st = closed) || (st = yard_plan_open(&f, dir, "layer.gp", err)))
         return st;
-    script_head(f, "One MoE layer, 128 requests a GPU (dispatch and combine include waiting)", "",
-                "microseconds");
+    snprintf(title, sizeof(title),
+             "One MoE layer on %s, 128 requests a GPU (dispatch and combine include waiting)",
+             base->gpu->name);
+    script_head(f, title, "", "microseconds");
     fprintf(f, "set style data histograms\nset style histogram rowstacked\n"
                "set style fill solid 0.9 border -1\nset boxwidth 0.6\nset yrange [0:*]\n"
                "set key invert\n");
@@ -207,7 +222,7 @@ static yard_status crossover_data(FILE *dat, const yard_plan_config *base, yard_
 
 yard_status yard_plan_plot_crossover(const char *dir, const yard_plan_config *base, yard_error *err)
 {
-    char plot[2048] = "plot 0 lc rgb \"#888888\" notitle";
+    char plot[2048] = "plot 0 lc rgb \"#888888\" notitle", title[160];
     size_t at = strlen(plot);
     FILE *f;
     yard_status st = yard_plan_open(&f, dir, "crossover.dat", err), closed;
@@ -218,8 +233,8 @@ yard_status yard_plan_plot_crossover(const char *dir, const yard_plan_config *ba
     closed = yard_plan_close(f, "crossover.dat", st ? NULL : err);
     if (st || (st = closed) || (st = yard_plan_open(&f, dir, "crossover.gp", err)))
         return st;
-    script_head(f, "Micro-batches against dispatch overlap", "requests a GPU",
-                "layers a second, change in %");
+    snprintf(title, sizeof(title), "Micro-batches against dispatch overlap on %s", base->gpu->name);
+    script_head(f, title, "requests a GPU", "layers a second, change in %");
     fprintf(f, "set logscale x 2\nset xrange [2:128]\n");
     for (uint32_t i = 0; i < N_ARTICLE_EP; i++)
         at += (size_t)snprintf(
@@ -233,8 +248,8 @@ yard_status yard_plan_plot_crossover(const char *dir, const yard_plan_config *ba
 
 /* ---- roofline -------------------------------------------------------------------------------- */
 
-/* The article's bytes, one an element, but only of experts that have rows: with all of them points
- * of few rows would lie above the roof. */
+/* The article's bytes, one an element of FP8, but only of experts that have rows: with all of them
+ * points of few rows would lie above the roof. */
 static double article_bytes(double groups, double active, double m, double n, double k)
 {
     return active * n * k + groups * (m * k + m * n);
@@ -262,6 +277,7 @@ static yard_status roofline_data(FILE *dat, const yard_plan_config *base, yard_e
             flops = 6 * groups * r.rows_per_expert * h * inter;
             bytes = article_bytes(groups, r.active_experts, r.rows_per_expert, 2 * inter, h) +
                     article_bytes(groups, r.active_experts, r.rows_per_expert, h, inter);
+            bytes *= yard_plan_weight_bits(&c) / 8.0;
             fprintf(dat, "%.5g %.5g %g %u\n", flops / bytes, flops / r.group_gemm_us * 1e-6,
                     r.rows_per_expert, batch);
         }
@@ -269,8 +285,23 @@ static yard_status roofline_data(FILE *dat, const yard_plan_config *base, yard_e
     return YARD_OK;
 }
 
+/* Operations a second of the arithmetic that the experts' weights call for. */
+static double group_gemm_peak(const yard_plan_config *c)
+{
+    const yard_plan_rows rows = { .tokens = 1, .requests = 1, .load = 1 };
+    yard_plan_kernel kernels[YARD_PLAN_MAX_KERNELS];
+    const uint32_t n = yard_plan_layer_kernels(c, YARD_PLAN_MOE_LAYER, rows, kernels);
+
+    for (uint32_t i = 0; i < n; i++)
+        if (kernels[i].cls == YARD_PLAN_GROUP_GEMM)
+            return kernels[i].peak_flops;
+    return c->gpu->fp8_flops;
+}
+
 yard_status yard_plan_plot_roofline(const char *dir, const yard_plan_config *base, yard_error *err)
 {
+    const double peak = group_gemm_peak(base) * 1e-12;
+    const double rate = base->gpu->hbm_bytes_per_s * 1e-12;
     char plot[2048];
     size_t at;
     FILE *f;
@@ -285,10 +316,9 @@ yard_status yard_plan_plot_roofline(const char *dir, const yard_plan_config *bas
     script_head(f, "Group GEMM under the roof, 1 to 128 requests a GPU (stars: 128)", "FLOP a byte",
                 "TFLOP/s");
     fprintf(f,
-            "set logscale xy\nset xrange [0.5:2000]\nset yrange [1:3000]\n"
+            "set logscale xy\nset xrange [0.5:%g]\nset yrange [%g:%g]\n"
             "roof(x) = x * %g < %g ? x * %g : %g\n",
-            base->gpu->hbm_bytes_per_s * 1e-12, base->gpu->fp8_flops * 1e-12,
-            base->gpu->hbm_bytes_per_s * 1e-12, base->gpu->fp8_flops * 1e-12);
+            fmax(2000, 3 * peak / rate), fmin(1, rate / 4), 1.5 * peak, rate, peak, rate, peak);
     at = (size_t)snprintf(plot, sizeof(plot), "plot roof(x) lw 2 lc rgb \"#888888\" title \"%s\"",
                           base->gpu->name);
     for (uint32_t i = 0; i < N_ARTICLE_EP; i++)

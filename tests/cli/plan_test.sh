@@ -147,6 +147,18 @@ grep -q 'https\?://[^w]' "$dir/plots/report.html" && fail "report.html needs oth
 ) || fail "a sweep without gnuplot fails"
 says 'no gnuplot'
 [ -s "$dir/bare/frontier.gp" ] && [ -s "$dir/bare/timeline.svg" ] || fail "no data without gnuplot"
+# drawings of an earlier run of another GPU stay out of the report
+(
+    PATH=$dir/empty
+    "$SWITCHYARD" plan sweep --gpu h20 --out "$dir/plots" >"$dir/out" 2>"$dir/err"
+) || fail "a second sweep without gnuplot fails"
+[ ! -e "$dir/plots/frontier.svg" ] || fail "a drawing of another run is left"
+[ "$(grep -c '<svg' "$dir/plots/report.html")" -eq 1 ] || fail "report.html holds stale drawings"
+# layouts that have no figures of EP 8 to 128
+expect 0 sweep --ep 144 --redundant 32 --out "$dir/spare"
+[ -s "$dir/spare/timeline.svg" ] && [ ! -e "$dir/spare/layer.dat" ] || fail "figures of EP 144"
+expect 0 sweep --gpu gb200 --weights nvfp4 --out "$dir/rack"
+grep -q '^set yrange \[1:15000\]' "$dir/rack/roofline.gp" || fail "the roof of FP4 is that of FP8"
 expect 0 sweep --json
 python3 - "$dir/out" <<'EOF' || fail "JSON of a sweep"
 import json, sys
