@@ -16,6 +16,7 @@ enum {
     KEY_MAX_TTFT,
     KEY_GPUS,
     KEY_ONE_NODE,
+    KEY_ONE_NODE_PRICE,
     KEY_ALL,
     KEY_IN,
     KEY_OUTPUT,
@@ -26,6 +27,8 @@ typedef struct sweep_args {
     yard_plan_options o;
     yard_plan_wish wish;
     const char *one_node;
+    yard_plan_gpu one_node_gpu;
+    double one_node_price; /* negative: the GPU's */
     bool all;
 } sweep_args;
 
@@ -79,6 +82,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_ONE_NODE:
         args->one_node = arg;
         return 0;
+    case KEY_ONE_NODE_PRICE:
+        args->one_node_price = real(state, "--one-node-price", arg, 0, 1e4f);
+        return 0;
     case KEY_ALL:
         args->all = true;
         return 0;
@@ -100,9 +106,10 @@ static const struct argp_option option_list[] = {
     { "occupancy", KEY_OCCUPANCY, "S", 0,
       "Share of the prefill pool that traffic uses (default 0.615, fitted to DeepSeek's day)", 5 },
     { "one-node-gpu", KEY_ONE_NODE, "GPU", 0,
-      "GPU of layouts within one machine (default: h200 for h100, as in the article; else the "
-      "same)",
+      "GPU of layouts within one machine (default: the same; h200, as in the article, where "
+      "neither a GPU nor a measurement file is named)",
       5 },
+    { "one-node-price", KEY_ONE_NODE_PRICE, "USD", 0, "A GPU hour of that", 5 },
     { "all", KEY_ALL, NULL, 0, "All points in the table", 5 },
     { 0 },
 };
@@ -165,21 +172,58 @@ static lists what_to_sweep(const yard_plan_options *o)
     return l;
 }
 
-static yard_status one_node_gpu(const sweep_args *args, const yard_plan_gpu **out, yard_error *err)
+static yard_status one_node_gpu(sweep_args *args, const yard_plan_gpu **out, yard_error *err)
 {
+    const yard_plan_options *o = &args->o;
     const char *name = args->one_node;
+    const yard_plan_gpu *gpu;
 
     *out = NULL;
-    if (!name && !args->o.gpu_file && !strcmp(args->o.gpu.name, "h100") && args->o.model.n_experts)
+    if (!name && !o->gpu_name && !o->gpu_file && !o->measured && o->model.n_experts)
         name = "h200";
     if (!name)
-        return YARD_OK;
-    *out = yard_plan_gpu_find(name);
-    if (!*out)
+        return args->one_node_price < 0
+                   ? YARD_OK
+                   : yard_fail(err, YARD_EINVAL, "--one-node-price: want --one-node-gpu as well");
+    gpu = yard_plan_gpu_find(name);
+    if (!gpu)
         return yard_fail(err, YARD_EINVAL,
                          "--one-node-gpu: no '%s'; legal: h100, h200, h800, h20, "
                          "b200, gb200",
                          name);
+    if (o->measured && strcmp(name, o->gpu.name) != 0)
+        return yard_fail(err, YARD_EINVAL,
+                         "--measured: rows of %s say nothing of --one-node-gpu %s; legal: %s",
+                         o->gpu.name, name, o->gpu.name);
+    args->one_node_gpu = *gpu;
+    if (args->one_node_price >= 0) {
+        args->one_node_gpu.price_per_hour = args->one_node_price;
+        args->one_node_gpu.price_origin = YARD_PLAN_GIVEN;
+    }
+    *out = &args->one_node_gpu;
+    return YARD_OK;
+}
+
+/* Every EP and TP that was asked for has a legal layout with one of the others: it would be missing
+ * from the answer without a word. */
+static yard_status check_lists(const yard_plan_options *o, const lists *l, yard_error *err)
+{
+    for (uint32_t given = 0; given < 2; given++) {
+        const yard_plan_list *asked = given ? &o->tp : &o->ep, *others = given ? &l->ep : &l->tp;
+        for (uint32_t i = 0; i < asked->n; i++) {
+            yard_plan_config c = o->config;
+            bool legal = false;
+            for (uint32_t k = 0; k < others->n && !legal; k++) {
+                c.ep = given ? others->value[k] : asked->value[i];
+                c.tp = given ? asked->value[i] : others->value[k];
+                legal = yard_plan_is_legal(&c);
+            }
+            c.ep = given ? others->value[0] : asked->value[i];
+            c.tp = given ? asked->value[i] : others->value[0];
+            if (!legal)
+                return yard_plan_check_layout(&c, err);
+        }
+    }
     return YARD_OK;
 }
 
@@ -290,13 +334,18 @@ static yard_status report(const sweep_args *args, const yard_plan_choice *list, 
                           yard_error *err)
 {
     yard_plan_pools pools;
-    /* a wish that nothing meets is told before anything is printed */
-    yard_status st = args->o.json ? YARD_OK : yard_plan_choose(list, n, &args->wish, &pools, err);
+    /* a wish that nothing meets is told before anything is printed; programs that wish for nothing
+     * get the points, even if none fits */
+    yard_status st = yard_plan_choose(list, n, &args->wish, &pools, err);
+    const bool decided = st == YARD_OK;
 
+    if (st == YARD_EINVAL && args->o.json && !args->o.out_dir && args->wish.min_speed <= 0 &&
+        args->wish.max_ttft_ms <= 0)
+        st = YARD_OK;
     if (st || (args->o.out_dir && (st = draw(args, list, n, err))))
         return st;
     if (args->o.json)
-        return yard_plan_print_json(yard_plan_json_sweep(list, n), err);
+        return yard_plan_print_json(yard_plan_json_sweep(list, n, decided ? &pools : NULL), err);
     yard_plan_print_sweep(stdout, list, n, args->all);
     printf("\n");
     if ((st = yard_plan_advise(stdout, list, n, &args->wish, err)))
@@ -327,6 +376,8 @@ static yard_status sweep(sweep_args *args, bool *usage, yard_error *err)
         return st;
     }
     l = what_to_sweep(&args->o);
+    if ((st = check_lists(&args->o, &l, err)))
+        return st;
     s.ep = l.ep.value;
     s.n_ep = l.ep.n;
     s.tp = l.tp.value;
@@ -345,6 +396,7 @@ static yard_status sweep(sweep_args *args, bool *usage, yard_error *err)
 int yard_plan_sweep_main(int argc, char **argv)
 {
     sweep_args args = {
+        .one_node_price = -1,
         .wish = { .in_tokens = 4000, .out_tokens = 1000, .occupancy = YARD_PLAN_ONLINE_OCCUPANCY }
     };
     yard_error err = { 0 };

@@ -50,7 +50,7 @@ static const struct argp_option option_list[] = {
     { "ep", KEY_EP, "N", 0, "Ranks, all of them: EP = DP x TP (default 8)", 2 },
     { "tp", KEY_TP, "N", 0, "Tensor-parallel ranks of a DP group (default 1)", 2 },
     { "redundant", KEY_REDUNDANT, "N", 0, "Expert slots beyond one an expert (default 0)", 2 },
-    { "price", KEY_PRICE, "USD", 0, "A GPU hour (default: a round figure for the GPU)", 2 },
+    { "price", KEY_PRICE, "USD", 0, "A GPU hour of --gpu (default: a round figure)", 2 },
     { NULL, 0, NULL, 0, "How:", 3 },
     { "batch", KEY_BATCH, "N", 0, "Requests of a DP group (default 1)", 3 },
     { "query", KEY_QUERY, "N", 0, "Tokens a step and request, drafts included (default 2)", 3 },
@@ -156,7 +156,6 @@ static void initialise(yard_plan_options *o)
     *o = (yard_plan_options){
         .config = YARD_PLAN_CONFIG_INIT,
         .model_name = "deepseek-v3",
-        .gpu_name = "h100",
         .price = -1,
     };
     o->config.ep = 8;
@@ -285,7 +284,8 @@ static yard_status resolve_model(yard_plan_options *o, bool *usage, yard_error *
 
 static yard_status resolve_gpu(yard_plan_options *o, bool *usage, yard_error *err)
 {
-    const yard_plan_gpu *g = yard_plan_gpu_find(o->gpu_name);
+    const char *name = o->gpu_name ? o->gpu_name : "h100";
+    const yard_plan_gpu *g = yard_plan_gpu_find(name);
     char legal[128] = "";
     size_t at = 0;
 
@@ -295,7 +295,7 @@ static yard_status resolve_gpu(yard_plan_options *o, bool *usage, yard_error *er
         at += (size_t)snprintf(legal + at, sizeof(legal) - at, "%s%s", i ? ", " : "",
                                yard_plan_gpu_at(i)->name);
     if (!g)
-        return no_name("--gpu", o->gpu_name, legal, usage, err);
+        return no_name("--gpu", name, legal, usage, err);
     o->gpu = *g;
     return YARD_OK;
 }
@@ -398,7 +398,9 @@ void yard_plan_options_release(yard_plan_options *o)
 
 yard_status yard_plan_print_json(json_t *value, yard_error *err)
 {
-    if (!value || json_dumpf(value, stdout, JSON_COMPACT | JSON_REAL_PRECISION(7)) != 0) {
+    /* a failed write is told once, by yard_cli_close_stdout */
+    if (!value || (json_dumpf(value, stdout, JSON_COMPACT | JSON_REAL_PRECISION(7)) != 0 &&
+                   !ferror(stdout))) {
         json_decref(value);
         return yard_fail(err, YARD_ENOMEM, "no memory for the JSON text");
     }

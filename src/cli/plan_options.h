@@ -19,7 +19,8 @@ typedef struct yard_plan_options {
     yard_plan_gpu gpu;
     yard_plan_nic nic;
     yard_plan_profile profile;
-    const char *model_name, *gpu_name, *gpu_file, *nic_name, *profile_name, *measured, *load_file;
+    const char *gpu_name; /* NULL: not given, h100 */
+    const char *model_name, *gpu_file, *nic_name, *profile_name, *measured, *load_file;
     double *load; /* malloc'd */
     double price; /* negative: the GPU's */
     yard_plan_list ep, tp, batch;

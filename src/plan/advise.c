@@ -17,21 +17,38 @@ static bool is_wanted(const yard_plan_choice *p, const yard_plan_wish *wish)
            (!wish->max_gpus || p->config.ep <= wish->max_gpus);
 }
 
+/* Of two for nothing (no price is known) the faster one. */
+static bool is_cheaper(const yard_plan_choice *a, const yard_plan_choice *b)
+{
+    const double x = usd_per_million(a), y = usd_per_million(b);
+
+    return x != y ? x < y : a->result.tokens_per_s_per_gpu > b->result.tokens_per_s_per_gpu;
+}
+
 static const yard_plan_choice *choose_decode(const yard_plan_choice *list, uint32_t n,
                                              const yard_plan_wish *wish)
 {
     const yard_plan_choice *best = NULL;
 
     for (uint32_t i = 0; i < n; i++)
-        if (is_wanted(&list[i], wish) &&
-            (!best || list[i].result.tokens_per_s_per_gpu / list[i].config.gpu->price_per_hour >
-                          best->result.tokens_per_s_per_gpu / best->config.gpu->price_per_hour))
+        if (is_wanted(&list[i], wish) && (!best || is_cheaper(&list[i], best)))
             best = &list[i];
     return best;
 }
 
+static double peak_over_mean(const double *load, uint32_t n)
+{
+    double sum = 0, peak = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        sum += load[i];
+        peak = fmax(peak, load[i]);
+    }
+    return peak * n / sum;
+}
+
 static yard_plan_config prefill_config(const yard_plan_choice *decode, const yard_plan_wish *wish,
-                                       uint32_t ep, uint32_t tp)
+                                       uint32_t ep, uint32_t tp, uint32_t chunk)
 {
     yard_plan_config c = decode->config;
 
@@ -43,39 +60,66 @@ static yard_plan_config prefill_config(const yard_plan_choice *decode, const yar
     c.tp = tp;
     c.kv = 0;
     c.prompt = wish->in_tokens;
-    c.chunk = 16384;
+    c.chunk = chunk;
+    /* a load is of the decode group's ranks; its peak is kept as far as this EP can have it */
+    if (c.load)
+        c.imbalance = peak_over_mean(c.load, c.n_load);
+    c.load = NULL;
+    c.n_load = 0;
+    c.imbalance = fmin(c.imbalance, c.model->n_experts ? ep : 1);
     /* throughput kernels send a token once to a place */
     c.copies = ep > c.gpu->gpus_per_island ? YARD_PLAN_PER_NODE : YARD_PLAN_PER_RANK;
     return c;
 }
 
-/* Prefill has EP, DP and TP of its own; smaller ones do, for prompts bring tokens enough. */
+/* Better than what was kept, if it meets the wish; notes the fastest first token in any case. */
+static void consider_prefill(const yard_plan_choice *p, const yard_plan_wish *wish,
+                             yard_plan_pools *out)
+{
+    const double ttft_ms = p->result.prompt_us * 1e-3;
+
+    if (!p->result.fits)
+        return;
+    if (out->fastest_ttft_ms <= 0 || ttft_ms < out->fastest_ttft_ms)
+        out->fastest_ttft_ms = ttft_ms;
+    if ((wish->max_ttft_ms > 0 && ttft_ms > wish->max_ttft_ms) ||
+        (out->has_prefill &&
+         p->result.tokens_per_s_per_gpu <= out->prefill.result.tokens_per_s_per_gpu))
+        return;
+    out->prefill = *p;
+    out->has_prefill = true;
+}
+
+/* Prefill has EP, DP and TP of its own; smaller ones do, for prompts bring tokens enough. A bound
+ * on the first token is met by fewer tokens a step, at some throughput. */
 static yard_status choose_prefill(const yard_plan_choice *decode, const yard_plan_wish *wish,
                                   yard_plan_pools *out, yard_error *err)
 {
     static const uint32_t eps[] = { 1, 2, 4, 8, 16, 32, 64, 72, 128 }, tps[] = { 1, 2, 4, 8 };
+    static const uint32_t chunks[] = { 16384, 8192, 4096, 2048, 1024 };
+    const size_t n_chunks = wish->max_ttft_ms > 0 ? sizeof(chunks) / sizeof(chunks[0]) : 1;
     const yard_plan_schedule schedules[] = { YARD_PLAN_DISPATCH_OVERLAP, YARD_PLAN_MICRO_BATCH };
 
     out->has_prefill = false;
     for (size_t e = 0; e < sizeof(eps) / sizeof(eps[0]); e++)
         for (size_t t = 0; t < sizeof(tps) / sizeof(tps[0]); t++)
-            for (int s = 0; s < 2; s++) {
-                yard_plan_choice p = { .config = prefill_config(decode, wish, eps[e], tps[t]) };
+            for (size_t i = 0; i < 2 * n_chunks; i++) {
+                yard_plan_choice p = { .config = prefill_config(decode, wish, eps[e], tps[t],
+                                                                chunks[i / 2]) };
                 yard_status st;
-                p.config.schedule = schedules[s];
+                p.config.schedule = schedules[i % 2];
                 if (!yard_plan_is_legal(&p.config) || (wish->max_gpus && eps[e] > wish->max_gpus))
                     continue;
                 if ((st = yard_plan_point(&p.config, &p.result, err)))
                     return st;
-                if (!p.result.fits ||
-                    (wish->max_ttft_ms > 0 && p.result.prompt_us * 1e-3 > wish->max_ttft_ms))
-                    continue;
-                if (out->has_prefill &&
-                    p.result.tokens_per_s_per_gpu <= out->prefill.result.tokens_per_s_per_gpu)
-                    continue;
-                out->prefill = p;
-                out->has_prefill = true;
+                consider_prefill(&p, wish, out);
             }
+    if (wish->max_ttft_ms > 0 && out->fastest_ttft_ms > wish->max_ttft_ms)
+        return yard_fail(err, YARD_EINVAL,
+                         "no prefill layout on %s gives a first token of %u-token prompts within "
+                         "%g ms; the fastest takes %.0f",
+                         decode->config.gpu->name, wish->in_tokens, wish->max_ttft_ms,
+                         out->fastest_ttft_ms);
     return YARD_OK;
 }
 
@@ -87,9 +131,20 @@ yard_status yard_plan_choose(const yard_plan_choice *list, uint32_t n, const yar
 
     if (!decode) {
         double fastest = 0;
-        for (uint32_t i = 0; i < n; i++)
+        uint32_t least = 0;
+        for (uint32_t i = 0; i < n; i++) {
             if (list[i].result.fits)
                 fastest = fmax(fastest, list[i].result.tokens_per_s_per_request);
+            if (list[i].result.memory.total_gb < list[least].result.memory.total_gb)
+                least = i;
+        }
+        if (fastest <= 0)
+            return yard_fail(err, YARD_EINVAL,
+                             "no layout fits in memory; EP %u with TP %u and %u requests a group "
+                             "needs least, %.1f of %.0f GB on %s",
+                             list[least].config.ep, list[least].config.tp, list[least].config.batch,
+                             list[least].result.memory.total_gb, list[least].config.gpu->hbm_gb,
+                             list[least].config.gpu->name);
         return yard_fail(
             err, YARD_EINVAL,
             "no layout that fits reaches %.1f tokens/s a request%s; the fastest gives %.1f",
@@ -194,27 +249,31 @@ static void print_pools(FILE *to, const yard_plan_pools *pools, const yard_plan_
     const double usd = pools->usd_per_million;
     const yard_plan_origin origin = pools->decode.config.gpu->price_origin;
 
-    if (!pools->has_prefill) {
-        fprintf(to, "Prefill: no layout on %s meets a first token within %.0f ms.\n",
-                pools->decode.config.gpu->name, wish->max_ttft_ms);
-        return;
-    }
-    fprintf(to,
-            "Run prefill apart, on groups of %u x %s as EP %u = DP %u x TP %u (%s; efficiencies: "
-            "%s): %.0f prompt "
-            "tokens/s "
-            "a GPU, %.0f ms to a first token without queueing. For %u tokens in and %u out, %.2f "
-            "prefill GPUs for each decode GPU at %.0f %% occupancy (fitted to a published day).\n",
-            p->config.ep, p->config.gpu->name, p->config.ep, p->result.dp, p->config.tp,
-            yard_plan_schedule_name(p->config.schedule), p->config.profile->name,
-            p->result.tokens_per_s_per_gpu, p->result.prompt_us * 1e-3, wish->in_tokens,
-            wish->out_tokens, pools->gpus_ratio, 100 * wish->occupancy);
-    fprintf(
-        to,
-        "One decode group carries %.1f requests/s. Cost: %.3f USD a million output tokens, prefill "
-        "included, at %.2f USD a GPU hour (%s).\n",
-        pools->requests_per_s, usd, pools->decode.config.gpu->price_per_hour,
-        yard_plan_origin_name(origin));
+    if (pools->has_prefill)
+        fprintf(to,
+                "Run prefill apart, on groups of %u x %s as EP %u = DP %u x TP %u (%s, %u tokens a "
+                "group and step; efficiencies: %s): %.0f prompt tokens/s a GPU, %.0f ms to a first "
+                "token without queueing. For %u tokens in and %u out, %.2f prefill GPUs for each "
+                "decode GPU at %.0f %% occupancy (%s).\n",
+                p->config.ep, p->config.gpu->name, p->config.ep, p->result.dp, p->config.tp,
+                yard_plan_schedule_name(p->config.schedule), p->config.chunk,
+                p->config.profile->name, p->result.tokens_per_s_per_gpu, p->result.prompt_us * 1e-3,
+                wish->in_tokens, wish->out_tokens, pools->gpus_ratio, 100 * wish->occupancy,
+                wish->occupancy == YARD_PLAN_ONLINE_OCCUPANCY ? "fitted to a published day"
+                                                              : "given");
+    else
+        fprintf(to, "Prefill: no layout on %s has room for prompts of %u tokens.\n",
+                pools->decode.config.gpu->name, wish->in_tokens);
+    fprintf(to, "One decode group carries %.1f requests/s. ", pools->requests_per_s);
+    if (pools->decode.config.gpu->price_per_hour > 0)
+        fprintf(
+            to,
+            "Cost: %.3f USD a million output tokens, prefill %s, at %.2f USD a GPU hour (%s).\n",
+            usd, pools->has_prefill ? "included" : "not included",
+            pools->decode.config.gpu->price_per_hour, yard_plan_origin_name(origin));
+    else
+        fprintf(to, "Cost: no price of %s is known; the choice is by throughput alone (--price).\n",
+                pools->decode.config.gpu->name);
 }
 
 /* The frontier of each EP at the speed that was asked for, or that of the choice. */

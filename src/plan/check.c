@@ -40,7 +40,7 @@ bool yard_plan_is_legal(const yard_plan_config *c)
     return c->tp && tp_is_legal(c, c->tp) && ep_is_legal(c, c->ep);
 }
 
-static yard_status check_layout(const yard_plan_config *c, yard_error *err)
+yard_status yard_plan_check_layout(const yard_plan_config *c, yard_error *err)
 {
     const yard_plan_model *m = c->model;
     char legal[224];
@@ -126,7 +126,7 @@ yard_status yard_plan_check(const yard_plan_config *c, yard_error *err)
 
     if (c->size != sizeof(*c) || !c->model || !c->gpu || !c->profile)
         return yard_fail(err, YARD_EINVAL, "plan: want size, model, gpu and profile to be set");
-    if ((st = check_layout(c, err)) || (st = check_numbers(c, err)))
+    if ((st = yard_plan_check_layout(c, err)) || (st = check_numbers(c, err)))
         return st;
     return check_load(c, err);
 }

@@ -105,7 +105,8 @@ uint32_t yard_plan_schedule_halves(yard_plan_schedule schedule);
 /* ---- memory.c, point.c ------------------------------------------------------------------- */
 
 yard_status yard_plan_check(const yard_plan_config *c, yard_error *err);
-bool yard_plan_is_legal(const yard_plan_config *c); /* the same, without words */
+yard_status yard_plan_check_layout(const yard_plan_config *c, yard_error *err); /* EP, TP, slots */
+bool yard_plan_is_legal(const yard_plan_config *c); /* of the layout, without words */
 void yard_plan_fill_memory(const yard_plan_config *c, bool kv_b_on_all_ranks,
                            yard_plan_memory *out);
 
@@ -125,7 +126,6 @@ json_t *yard_plan_json_point(const yard_plan_config *c, const yard_plan_result *
 json_t *yard_plan_json_checks(const yard_plan_check_result *checks, uint32_t n);
 json_t *yard_plan_json_deployments(const yard_plan_deployment *d, uint32_t n);
 
-json_t *yard_plan_json_sweep(const yard_plan_choice *list, uint32_t n);
 void yard_plan_print_sweep(FILE *to, const yard_plan_choice *list, uint32_t n, bool all);
 
 /* ---- advise.c ---------------------------------------------------------------------------- */
@@ -142,10 +142,15 @@ typedef struct yard_plan_wish {
 typedef struct yard_plan_pools {
     yard_plan_choice decode, prefill;
     bool has_prefill;
+    double fastest_ttft_ms; /* of all prefill layouts that fit; 0: none does */
     double gpus_ratio;      /* prefill GPUs for one decode GPU */
     double requests_per_s;  /* of one decode group and its prefill */
     double usd_per_million; /* output tokens, both pools */
 } yard_plan_pools;
+
+/* The points, and the decision; pools may be NULL: "decision" is then null. */
+json_t *yard_plan_json_sweep(const yard_plan_choice *list, uint32_t n,
+                             const yard_plan_pools *pools);
 
 /* The cheapest pair that meets the wish. Errors: YARD_EINVAL when none does, with what comes
  * nearest. */

@@ -76,7 +76,9 @@ static void print_rates(FILE *to, const yard_plan_config *c, const yard_plan_res
                 r->tokens_per_s_per_request, r->tokens_per_step, c->acceptance);
     fprintf(to, "throughput   %9.0f tokens/s a GPU, %.0f for 8\n", r->tokens_per_s_per_gpu,
             r->tokens_per_s_per_node);
-    if (r->tokens_per_s_per_gpu > 0)
+    if (c->gpu->price_per_hour <= 0)
+        fprintf(to, "cost                   no price of %s is known (--price)\n", c->gpu->name);
+    else if (r->tokens_per_s_per_gpu > 0)
         fprintf(to, "cost         %9.3f USD a million tokens at %.2f USD a GPU hour (%s)\n",
                 c->gpu->price_per_hour / 3600 / r->tokens_per_s_per_gpu * 1e6,
                 c->gpu->price_per_hour, yard_plan_origin_name(c->gpu->price_origin));

@@ -103,6 +103,16 @@ static yard_status fill(const yard_plan_config *base, const yard_plan_sweep *swe
     return YARD_OK;
 }
 
+static uint32_t least_ep(const yard_plan_sweep *sweep)
+{
+    uint32_t least = sweep->ep[0];
+
+    for (uint32_t i = 1; i < sweep->n_ep; i++)
+        if (sweep->ep[i] < least)
+            least = sweep->ep[i];
+    return least;
+}
+
 yard_status yard_plan_sweep_run(const yard_plan_config *base, const yard_plan_sweep *sweep,
                                 yard_plan_choice **out, uint32_t *n_out, yard_error *err)
 {
@@ -122,7 +132,12 @@ yard_status yard_plan_sweep_run(const yard_plan_config *base, const yard_plan_sw
     if ((st = fill(base, sweep, list, &n, err)))
         goto out;
     if (!n) {
-        st = yard_fail(err, YARD_EINVAL, "sweep: no legal layout among those asked for");
+        st = sweep->max_gpus
+                 ? yard_fail(err, YARD_EINVAL,
+                             "sweep: no legal layout of at most %u GPUs among "
+                             "those asked for, which are EP %u and up",
+                             sweep->max_gpus, least_ep(sweep))
+                 : yard_fail(err, YARD_EINVAL, "sweep: no legal layout among those asked for");
         goto out;
     }
     qsort(list, n, sizeof(*list), by_ep_and_speed);

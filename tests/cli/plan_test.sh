@@ -162,11 +162,58 @@ grep -q '^set yrange \[1:15000\]' "$dir/rack/roofline.gp" || fail "the roof of F
 expect 0 sweep --json
 python3 - "$dir/out" <<'EOF' || fail "JSON of a sweep"
 import json, sys
-points = json.load(open(sys.argv[1]))
+answer = json.load(open(sys.argv[1]))
+points = answer["points"]
 assert len(points) == 160
 assert all(p["fits"] for p in points if p["frontier"])
 assert {p["ep"] for p in points if p["best"]} >= {8, 128}
+assert answer["decision"]["decode"] in points and answer["decision"]["usd_per_million_output_tokens"] > 0
 EOF
+expect 0 sweep --json --min-speed 50 --max-ttft 700
+python3 - "$dir/out" <<'EOF' || fail "JSON of a decision"
+import json, sys
+d = json.load(open(sys.argv[1]))["decision"]
+assert d["decode"]["tokens_per_s_per_request"] >= 50
+assert d["prefill"]["ttft_ms"] <= 700 and d["prefill"]["chunk"] < 16384 # fewer tokens a step
+EOF
+expect 0 sweep --json --kv 10000000
+grep -q '"decision":null' "$dir/out" || fail "a decision where nothing fits"
+# a wish that nothing meets is an error, in JSON as well
+expect 1 sweep --json --min-speed 9999
+says 'fastest'
+expect 1 sweep --max-ttft 1
+says 'the fastest takes'
+expect 1 sweep --kv 10000000
+says 'no layout fits in memory'
+expect 1 sweep --gpus 4
+says 'at most 4 GPUs'
+# every EP and TP of a list is in the answer, or refused
+expect 1 sweep --ep 3,8
+says 'EP 3: want'
+expect 1 sweep --tp 3,8
+says 'legal: 1, 2, 4, 8'
+# the GPU that is named is the GPU of all layouts, and measurements are of no other
+expect 0 sweep --gpu h100
+grep -q h200 "$dir/out" && fail "H200 where --gpu h100 was asked for"
+expect 0 sweep --measured "$dir/rows.jsonl"
+grep -q h200 "$dir/out" && fail "H200 with measurements of H100"
+expect 2 sweep --measured "$dir/rows.jsonl" --one-node-gpu h200
+says 'legal: h100'
+expect 0 sweep --one-node-gpu h200 --one-node-price 9.99 --ep 8
+grep -q 'at 9.99 USD a GPU hour (given)' "$dir/out" || fail "--one-node-price has no effect"
+expect 2 sweep --gpu h100 --one-node-price 3
+# without a price throughput decides
+expect 0 sweep --gpu h100 --price 0
+grep -q '^Run decode on 64 x h100 .* 128 requests' "$dir/out" || fail "for nothing: $(grep '^Run decode' "$dir/out")"
+grep -q 'no price of h100 is known' "$dir/out" || fail "a price of nothing"
+# imbalance and loads are of the decode group; the prefill pool has another EP
+expect 0 sweep --ep 32,64 --imbalance 20
+expect 0 sweep --ep 8 --gpu h200 --load-file "$dir/load.json" --occupancy 0.5
+grep -q '50 % occupancy (given)' "$dir/out" || fail "a given occupancy is called fitted"
+if [ -w /dev/full ]; then
+    "$SWITCHYARD" plan --json >/dev/full 2>"$dir/err" && fail "a full disk goes unnoticed"
+    [ "$(grep -c . "$dir/err")" -eq 1 ] || fail "a full disk is told twice: $(cat "$dir/err")"
+fi
 
 # ---- validate, scale, the document ----
 expect 0 validate --frozen bench/plan/predictions.jsonl
