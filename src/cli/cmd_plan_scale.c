@@ -35,7 +35,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         state->child_inputs[0] = &args->o;
         return 0;
     case KEY_REQUESTS:
-        parse_real(state, "--requests", arg, 1e-3f, 1e9f, &args->requests);
+        parse_real(state, "--requests", arg, 1e-3f, 1e6f, &args->requests);
         return 0;
     case KEY_OCCUPANCY:
         parse_real(state, "--occupancy", arg, 0.01f, 1, &args->occupancy);
@@ -142,25 +142,25 @@ static void print_failure(const yard_plan_failure *f, uint32_t node)
            100 * f->lost_with_spare);
 }
 
-static void print_day(const yard_plan_day *d, const scale_args *args)
+static void print_day(const yard_plan_day *d, bool fits, const scale_args *args)
 {
-    printf("\nA day, %.0f requests/s in the mean, %u tokens each, groups of EP %u that carry %.1f "
-           "requests/s at most %.0f %% full:\n  hour      ",
+    printf("\nA day, %g requests/s in the mean, %u tokens each, groups of EP %u that carry %.1f "
+           "requests/s at most %.0f %% full%s:\n  hour      ",
            (double)args->requests, args->out_tokens, args->o.config.ep, d->group_capacity,
-           100 * (double)args->occupancy);
+           100 * (double)args->occupancy, fits ? "" : " (they DO NOT FIT in memory)");
     for (int h = 0; h < 24; h += 2)
         printf("%6d", h);
     printf("\n  requests/s");
     for (int h = 0; h < 24; h += 2)
-        printf("%6.0f", d->requests_per_s[h]);
+        printf(" %5.0f", d->requests_per_s[h]);
     printf("\n  groups    ");
     for (int h = 0; h < 24; h += 2)
-        printf("%6u", d->groups[h]);
+        printf(" %5u", d->groups[h]);
     printf("\nAlways at the peak: %u groups, %.0f GPU hours, %.0f USD a day. By the hour: %.0f GPU "
            "hours, "
            "%.0f USD (%.0f %% less), %.3f USD a million tokens; decode pool only.\n",
            d->peak_groups, d->gpu_hours_fixed, d->usd_fixed, d->gpu_hours_scaled, d->usd_scaled,
-           100 * (1 - d->usd_scaled / d->usd_fixed), d->usd_per_million);
+           100 * (1 - d->gpu_hours_scaled / d->gpu_hours_fixed), d->usd_per_million);
 }
 
 /* 278 of 226.75 nodes at the peak: DeepSeek's day 6 overview. */
@@ -229,6 +229,7 @@ static yard_status scale(scale_args *args, bool *usage, yard_error *err)
     yard_plan_day day;
     double shape[24];
     uint32_t n = 0;
+    yard_plan_memory memory;
     yard_status st = yard_plan_options_resolve(&args->o, usage, err);
 
     if (st)
@@ -236,6 +237,11 @@ static yard_status scale(scale_args *args, bool *usage, yard_error *err)
     if (c->phase == YARD_PLAN_PREFILL || !c->model->n_experts) {
         *usage = true;
         return yard_fail(err, YARD_EINVAL, "scale: decode of models with experts only");
+    }
+    if (args->o.tp.n > 1 || args->o.batch.n > 1 || args->o.out_dir) {
+        *usage = true;
+        return yard_fail(err, YARD_EINVAL,
+                         "scale: lists are of --ep alone, and there are no drawings (--out)");
     }
     if (!args->o.ep.n)
         c->ep = 128;
@@ -249,13 +255,14 @@ static yard_status scale(scale_args *args, bool *usage, yard_error *err)
     c->schedule = args->o.schedule_given ? c->schedule : rows[n - 1].config.schedule;
     if ((st = yard_plan_fail_node(c, (double)args->restart_s, &failure, err)) ||
         (st = yard_plan_run_day(c, shape, (double)args->requests, args->out_tokens,
-                                (double)args->occupancy, &day, err)))
+                                (double)args->occupancy, &day, err)) ||
+        (st = yard_plan_memory_of(c, false, &memory, err)))
         return st;
     if (args->o.json)
         return print_json(rows, n, &failure, &day, err);
     print_rows(rows, n, c);
     print_failure(&failure, c->gpu->gpus_per_node);
-    print_day(&day, args);
+    print_day(&day, memory.total_gb <= c->gpu->hbm_gb, args);
     return YARD_OK;
 }
 

@@ -1,4 +1,5 @@
 /* switchyard plan validate: the planner against what is known and published. */
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,7 +56,8 @@ static const struct argp validate_argp = {
     .args_doc = "",
     .doc =
         "Compares the planner with counts, floors and published times. Exit code 1 if a check is "
-        "wrong. The blind half of the published runs was predicted before it was compared."
+        "wrong, or the blind half misses its aim. The blind half of the published runs was "
+        "predicted before it was compared."
         "\vExamples:\n"
         "  switchyard plan validate\n"
         "  switchyard plan validate --frozen bench/plan/predictions.jsonl\n"
@@ -109,7 +111,7 @@ static const yard_plan_deployment *find_run(const tables *t, const char *id)
 
 /* A prediction that moved after it was frozen is no longer blind. */
 static yard_status compare_line(const tables *t, const char *path, uint32_t line, const json_t *row,
-                                yard_error *err)
+                                bool seen[YARD_PLAN_MAX_DEPLOYMENTS], yard_error *err)
 {
     const char *id = json_string_value(json_object_get(row, "id"));
     const json_t *want = json_object_get(row, "predicted");
@@ -118,6 +120,9 @@ static yard_status compare_line(const tables *t, const char *path, uint32_t line
     if (!run || !json_is_number(want))
         return yard_fail(err, YARD_EFORMAT, "%s:%u: want the id of a run, and predicted", path,
                          line);
+    if (seen[run - t->runs])
+        return yard_fail(err, YARD_EFORMAT, "%s:%u: %s for the second time", path, line, id);
+    seen[run - t->runs] = true;
     if (fabs(run->predicted / json_number_value(want) - 1) > 0.005)
         return yard_fail(err, YARD_EINVAL, "%s:%u: %s was predicted as %.1f and is %.1f now", path,
                          line, id, json_number_value(want), run->predicted);
@@ -127,16 +132,17 @@ static yard_status compare_line(const tables *t, const char *path, uint32_t line
 static yard_status compare_frozen(const tables *t, const char *path, yard_error *err)
 {
     FILE *in = fopen(path, "rb");
+    bool seen[YARD_PLAN_MAX_DEPLOYMENTS] = { false };
     char text[256];
     uint32_t n = 0;
     yard_status st = YARD_OK;
 
     if (!in)
-        return yard_fail(err, YARD_EIO, "%s: cannot open", path);
+        return yard_fail(err, YARD_EIO, "%s: cannot open: %s", path, strerror(errno));
     while (!st && fgets(text, sizeof(text), in)) {
         json_t *row = json_loads(text, 0, NULL);
         n++;
-        st = compare_line(t, path, n, row, err);
+        st = compare_line(t, path, n, row, seen, err);
         json_decref(row);
     }
     fclose(in);
@@ -152,11 +158,10 @@ static yard_status print_tables(const tables *t, bool json, bool *passed, yard_e
     if (!json) {
         const bool checks = yard_plan_print_checks(stdout, t->checks, t->n_checks);
         printf("\n");
-        yard_plan_print_deployments(stdout, t->runs, t->n_runs);
-        *passed = checks;
+        *passed = yard_plan_print_deployments(stdout, t->runs, t->n_runs) && checks;
         return YARD_OK;
     }
-    *passed = true;
+    *passed = yard_plan_deployments_pass(t->runs, t->n_runs);
     for (uint32_t i = 0; i < t->n_checks; i++)
         *passed = *passed && t->checks[i].passed;
     yard_plan_error_summary(t->runs, t->n_runs, YARD_PLAN_BLIND_HALF, &median, &worst);
@@ -196,6 +201,11 @@ int yard_plan_validate_main(int argc, char **argv)
     int rc;
 
     yard_cli_parse_args(&validate_argp, "switchyard plan validate", argc, argv, &args);
+    if (args.fit + args.predictions + (args.json || args.frozen) > 1) {
+        free(t);
+        return yard_cli_usage("plan",
+                              "validate: want --fit, --predictions, or --json and --frozen");
+    }
     st = t ? validate(&args, t, &passed, &err) : yard_fail(&err, YARD_ENOMEM, "no memory");
     free(t);
     if (st)

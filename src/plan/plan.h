@@ -116,6 +116,8 @@ void yard_plan_print_point(FILE *to, const yard_plan_config *c, const yard_plan_
 /* Checks and published runs; returns whether all gates hold. */
 bool yard_plan_print_checks(FILE *to, const yard_plan_check_result *checks, uint32_t n);
 bool yard_plan_print_deployments(FILE *to, const yard_plan_deployment *d, uint32_t n);
+/* Whether the errors of the blind half are within the aim. */
+bool yard_plan_deployments_pass(const yard_plan_deployment *d, uint32_t n);
 /* Median and largest |error| of a half; those withheld do not count. */
 void yard_plan_error_summary(const yard_plan_deployment *d, uint32_t n, yard_plan_half half,
                              double *median, double *worst);

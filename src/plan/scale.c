@@ -95,6 +95,7 @@ yard_status yard_plan_run_day(const yard_plan_config *base, const double shape[2
 {
     yard_plan_result r;
     const yard_status st = yard_plan_point(base, &r, err);
+    const double max_groups = 1e6;
     double sum = 0, groups = 0;
 
     if (st)
@@ -103,9 +104,17 @@ yard_status yard_plan_run_day(const yard_plan_config *base, const double shape[2
     for (int h = 0; h < 24; h++)
         sum += shape[h];
     for (int h = 0; h < 24; h++) {
-        out->requests_per_s[h] = mean_requests_per_s * shape[h] * 24 / sum;
-        out->groups[h] =
-            (uint32_t)ceil(out->requests_per_s[h] / (out->group_capacity * occupancy) - 1e-9);
+        double need;
+        /* the share first: loads of any unit, also those whose product would be infinite */
+        out->requests_per_s[h] = mean_requests_per_s * 24 * (shape[h] / sum);
+        need = ceil(out->requests_per_s[h] / (out->group_capacity * occupancy) - 1e-9);
+        if (!(need <= max_groups))
+            return yard_fail(err, YARD_EINVAL,
+                             "scale: %g requests/s need %g groups that carry %g each; legal: at "
+                             "most %g groups",
+                             out->requests_per_s[h], need, out->group_capacity * occupancy,
+                             max_groups);
+        out->groups[h] = (uint32_t)need;
         if (out->groups[h] > out->peak_groups)
             out->peak_groups = out->groups[h];
         groups += out->groups[h];

@@ -223,6 +223,20 @@ expect 1 validate --frozen "$dir/other.jsonl"
 says 'was predicted as'
 expect 0 scale --batch 64
 expect 0 scale --batch 64 --json
+expect 2 validate --fit --json
+{ head -n -1 bench/plan/predictions.jsonl; head -n 1 bench/plan/predictions.jsonl; } >"$dir/other.jsonl"
+expect 1 validate --frozen "$dir/other.jsonl" # one twice, one not at all
+says 'for the second time'
+expect 2 scale --batch 1,2
+expect 2 scale --tp 2,4
+expect 2 scale --out "$dir/scale"
+expect 2 scale --requests 1e9
+expect 1 scale --requests 1e6 --output-tokens 10000000
+says 'at most 1e+06 groups'
+expect 0 scale --price 0
+grep -q nan "$dir/out" && fail "scale: nan without a price"
+expect 0 scale --ep 8 --batch 64
+grep -q 'DO NOT FIT' "$dir/out" || fail "scale: a day on groups that do not fit"
 echo '[1]' >"$dir/hours.json"
 expect 1 scale --hours-file "$dir/hours.json"
 python3 -B tools/planner_doc.py "$SWITCHYARD" docs/planner.md >"$dir/out" ||

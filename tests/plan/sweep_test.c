@@ -319,6 +319,11 @@ static void larger(void **state)
     assert_int_equal(yard_plan_run_day(&c, shape, 1000, 1000, 0.9, &day, NULL), YARD_OK);
     assert_true(day.groups[12] == day.peak_groups && day.groups[0] < day.peak_groups);
     assert_true(day.gpu_hours_scaled < day.gpu_hours_fixed);
+    assert_int_equal(yard_plan_run_day(&c, shape, 1e6, 1e7, 0.01, &day, NULL), YARD_EINVAL);
+    for (int h = 0; h < 24; h++)
+        shape[h] = 1e306; /* any unit */
+    assert_int_equal(yard_plan_run_day(&c, shape, 1000, 1000, 0.9, &day, NULL), YARD_OK);
+    assert_true(fabs(day.requests_per_s[7] - 1000) < 1e-6);
 }
 
 int main(void)

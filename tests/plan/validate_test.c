@@ -62,6 +62,11 @@ static void blind_half(void **state)
     yard_plan_error_summary(runs, n, YARD_PLAN_BLIND_HALF, &median, &worst);
     if (median > 0.15 || worst > 0.35)
         fail_msg("median %.3f, worst %.3f", median, worst);
+    assert_true(yard_plan_deployments_pass(runs, n)); /* what the exit code says */
+    for (uint32_t i = 0; i < n; i++)
+        if (runs[i].half == YARD_PLAN_BLIND_HALF)
+            runs[i].error = 0.2;
+    assert_false(yard_plan_deployments_pass(runs, n));
 }
 
 static void frozen(void **state)
