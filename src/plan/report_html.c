@@ -70,14 +70,25 @@ static void print_points(FILE *to, const yard_plan_choice *list, uint32_t n)
     fprintf(to, "</table>\n");
 }
 
-/* Where the numbers come from, class by class. */
+/* Where the rates of each GPU come from; layouts of one machine may be on another than the rest. */
+static void print_gpus(FILE *to, const yard_plan_choice *list, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const yard_plan_gpu *gpu = list[i].config.gpu;
+        if (i == 0 || gpu != list[i - 1].config.gpu)
+            fprintf(to, "<p>%s: rates %s (%s), price %s (%.2f USD a GPU hour).</p>\n", gpu->name,
+                    yard_plan_origin_name(gpu->origin), gpu->source,
+                    yard_plan_origin_name(gpu->price_origin), gpu->price_per_hour);
+    }
+}
+
+/* Where the efficiencies come from, class by class. */
 static void print_origins(FILE *to, const yard_plan_config *c)
 {
     fprintf(to,
-            "<p>%s: rates %s (%s). Efficiencies <b>%s</b>: %s.</p>\n<table><tr><th>class<th>compute"
+            "<p>Efficiencies <b>%s</b>: %s.</p>\n<table><tr><th>class<th>compute"
             "<th>memory, link<th>fixed, us<th>origin<th>source</tr>\n",
-            c->gpu->name, yard_plan_origin_name(c->gpu->origin), c->gpu->source, c->profile->name,
-            c->profile->what);
+            c->profile->name, c->profile->what);
     for (int i = 0; i < YARD_PLAN_CLASS_COUNT; i++) {
         const yard_plan_share *s = &c->profile->share[i];
         fprintf(to, "<tr><td>%s<td>%.2f<td>%.2f<td>%.0f<td>%s<td>%s</tr>\n",
@@ -99,11 +110,14 @@ static yard_status print_page(FILE *to, const char *dir, const yard_plan_choice 
 {
     const yard_plan_config *c = &list[n - 1].config;
     FILE *words = tmpfile();
+    yard_plan_pools pools;
     yard_status st;
 
     if (!words)
         return yard_fail(err, YARD_EIO, "temporary file: %s", strerror(errno));
-    st = yard_plan_advise(words, list, n, wish, err);
+    st = yard_plan_choose(list, n, wish, &pools, err);
+    if (!st)
+        st = yard_plan_advise(words, list, n, wish, err);
     if (st) {
         fclose(words);
         return st;
@@ -128,7 +142,10 @@ static yard_status print_page(FILE *to, const char *dir, const yard_plan_choice 
     fprintf(to, "<h2>Frontier</h2>\n");
     print_points(to, list, n);
     fprintf(to, "<h2>Where the numbers come from</h2>\n");
+    print_gpus(to, list, n);
     print_origins(to, c);
+    if (pools.has_prefill && pools.prefill.config.profile != c->profile)
+        print_origins(to, &pools.prefill.config);
     fprintf(to, "</body></html>\n");
     return YARD_OK;
 }

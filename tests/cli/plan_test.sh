@@ -139,6 +139,9 @@ if command -v gnuplot >/dev/null; then
     done
 fi
 [ "$(grep -c '<svg' "$dir/plots/report.html")" -ge 1 ] || fail "report.html has no drawing"
+for what in 'h200: rates published' 'h100: rates published' '<b>article</b>' '<b>deepseek</b>'; do
+    grep -q "$what" "$dir/plots/report.html" || fail "report.html: no origin: $what"
+done
 grep -q 'https\?://[^w]' "$dir/plots/report.html" && fail "report.html needs other files"
 # without gnuplot: tables and data, and no failure
 (
