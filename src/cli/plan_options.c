@@ -210,9 +210,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_PROMPT:
         c->prompt = number(state, "--prompt", arg, 1, 10000000);
+        o->prompt_given = true;
         return 0;
     case KEY_CHUNK:
         c->chunk = number(state, "--chunk", arg, 1, 1 << 24);
+        o->prompt_given = true;
         return 0;
     case KEY_REDUNDANT:
         c->redundant = number(state, "--redundant", arg, 0, 1 << 16);
@@ -374,6 +376,13 @@ yard_status yard_plan_options_resolve(yard_plan_options *o, bool *usage, yard_er
     if (o->price >= 0) {
         o->gpu.price_per_hour = o->price;
         o->gpu.price_origin = YARD_PLAN_GIVEN;
+    }
+    if (c->phase == YARD_PLAN_PREFILL ? o->batch.n > 0 : o->prompt_given) {
+        *usage = true;
+        return yard_fail(err, YARD_EINVAL,
+                         c->phase == YARD_PLAN_PREFILL
+                             ? "--batch: of decode alone; a step of --prefill holds --chunk tokens"
+                             : "--prompt, --chunk: of --prefill alone");
     }
     c->model = &o->model;
     c->gpu = &o->gpu;

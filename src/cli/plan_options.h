@@ -24,7 +24,7 @@ typedef struct yard_plan_options {
     double *load; /* malloc'd */
     double price; /* negative: the GPU's */
     yard_plan_list ep, tp, batch;
-    bool schedule_given;
+    bool schedule_given, prompt_given; /* the latter: --prompt or --chunk */
     bool json;
     const char *out_dir; /* NULL: no files */
 } yard_plan_options;

@@ -241,6 +241,11 @@ static void print_decode(FILE *to, const yard_plan_choice *p)
         c->ep, c->gpu->name, c->ep, r->dp, c->tp, c->batch, yard_plan_schedule_name(c->schedule),
         r->tokens_per_s_per_request, r->tokens_per_s_per_gpu, (double)c->batch * r->dp,
         r->memory.total_gb, c->gpu->hbm_gb);
+    if (yard_plan_drafts_are_free(c))
+        fprintf(to,
+                "Its %u drafted tokens a step are of no draft module; making them takes no time "
+                "here (--query 1: none).\n",
+                c->query - 1);
 }
 
 static void print_pools(FILE *to, const yard_plan_pools *pools, const yard_plan_wish *wish)

@@ -112,6 +112,8 @@ void yard_plan_fill_memory(const yard_plan_config *c, bool kv_b_on_all_ranks,
 
 /* ---- report_text.c, report_json.c -------------------------------------------------------- */
 
+/* Whether drafts are counted that nothing of the model makes. */
+bool yard_plan_drafts_are_free(const yard_plan_config *c);
 void yard_plan_print_point(FILE *to, const yard_plan_config *c, const yard_plan_result *r);
 /* Checks and published runs; returns whether all gates hold. */
 bool yard_plan_print_checks(FILE *to, const yard_plan_check_result *checks, uint32_t n);

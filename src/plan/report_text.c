@@ -64,6 +64,11 @@ static void print_times(FILE *to, const yard_plan_config *c, const yard_plan_res
                 yard_plan_origin_name(c->profile->stretch_origin));
 }
 
+bool yard_plan_drafts_are_free(const yard_plan_config *c)
+{
+    return c->phase == YARD_PLAN_DECODE && c->query > 1 && (c->no_draft || !c->model->n_mtp);
+}
+
 static void print_rates(FILE *to, const yard_plan_config *c, const yard_plan_result *r)
 {
     const yard_plan_memory *m = &r->memory;
@@ -74,6 +79,9 @@ static void print_rates(FILE *to, const yard_plan_config *c, const yard_plan_res
     else
         fprintf(to, "speed        %9.1f tokens/s a request (%.2f a step, acceptance %.2f)\n",
                 r->tokens_per_s_per_request, r->tokens_per_step, c->acceptance);
+    if (yard_plan_drafts_are_free(c))
+        fprintf(to, "drafts                 of no draft module; making them takes no time here "
+                    "(--query 1: none)\n");
     fprintf(to, "throughput   %9.0f tokens/s a GPU, %.0f for 8\n", r->tokens_per_s_per_gpu,
             r->tokens_per_s_per_node);
     if (c->gpu->price_per_hour <= 0)

@@ -57,6 +57,9 @@ says 'plan sweep'
 expect 2 nonsense
 says 'legal: sweep, validate, scale'
 expect 2 sweep --prefill
+expect 2 --prefill --batch 4
+expect 2 --chunk 4096
+says 'of --prefill alone'
 expect 2 sweep --one-node-gpu h3
 expect 2 sweep --min-speed fast
 expect 2 validate now
@@ -125,6 +128,11 @@ grep -q '<svg' "$dir/point/timeline.svg" || fail "no timeline"
 sed 's/"vocab_size"/"index_topk": 2048, "vocab_size"/' models/demo/config.json >"$dir/config.json"
 expect 1 --model "$dir/" # a field that may change the cost
 says 'index_topk'
+
+expect 0 --model kimi-k2 # drafts from nowhere are said
+grep -q '^drafts .*no draft module' "$dir/out" || fail "drafts without a module go unsaid"
+expect 0
+grep -q '^drafts' "$dir/out" && fail "deepseek-v3 has a draft module"
 
 # ---- sweep ----
 expect 0 sweep --out "$dir/plots"
