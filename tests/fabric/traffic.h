@@ -45,7 +45,6 @@ static inline uint64_t traffic_random(uint64_t *state)
 }
 
 /* ---- random puts, checked byte by byte -------------------------------------------------- */
- */
 
 enum {
     TRAFFIC_LANE = 65536, /* landing bytes per source, staging bytes per destination */
