@@ -34,10 +34,8 @@ typedef uint64_t yard_sym;      /* offset in the symmetric heap */
 typedef uint64_t yard_deadline; /* monotonic clock in microseconds, as yard_fabric_deadline() */
 
 typedef struct yard_fabric_config {
-    size_t size;   /* set by the initialiser */
-    uint32_t rank; /* required with n_ranks, or both 0 to read the environment, see
-                      yard_fabric_config_from_env() */
-    uint32_t n_ranks;
+    size_t size;            /* set by the initialiser */
+    uint32_t rank, n_ranks; /* required; yard_fabric_config_from_env() finds them */
     size_t heap_bytes;      /* required, equal on all ranks */
     const char *transport;  /* NULL: shm if all ranks are on one node, tcp if each has its own, else
                                shm+tcp; or "shm", "tcp", "shm+tcp", "libfabric" */

@@ -30,6 +30,10 @@ typedef struct report {
     ranked *ranking;           /* [n_vocab] */
     uint32_t n_vocab, n_top;
     uint32_t n_positions; /* reported so far */
+    /* drafts that can be judged: the model's own choice one position later is known */
+    uint32_t n_drafts, n_accepted;
+    int64_t draft_pos; /* of the last draft, -1: none */
+    int32_t draft_id;
 } report;
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -83,7 +87,9 @@ static const struct argp logits_argp = {
     .doc = "Runs a prompt through a model and shows the largest logits at its positions, largest "
            "first, the lower id first among equals. MODEL is a directory in Hugging Face's layout."
            "\vThe logits at a position predict the token after it; a draft predicts the one after "
-           "that and is missing where the prompt does not say what came between.\n\n"
+           "that and is missing where the prompt does not say what came between. With --mtp "
+           "--every 1 the drafts that are the model's own choice are counted (in JSON: drafts, "
+           "drafts_accepted).\n\n"
            "Examples:\n"
            "  switchyard logits models/demo --prompt 'In the beginning' --every 1 --top 5\n"
            "  switchyard logits models/demo --ids-file ids.txt --exact --json\n",
@@ -121,14 +127,33 @@ static void print_json_top(report *r, const char *name, const float *logits)
     putchar(']');
 }
 
+/* After the main logits of pos are ranked: was the draft before it this choice? */
+static void judge_draft(report *r, uint32_t pos)
+{
+    if (r->draft_pos < 0 || r->draft_pos + 1 != pos)
+        return;
+    r->n_drafts++;
+    r->n_accepted += r->draft_id == r->ranking[0].id;
+}
+
+/* After the draft's logits are ranked. */
+static void keep_draft(report *r, uint32_t pos)
+{
+    r->draft_pos = pos;
+    r->draft_id = r->ranking[0].id;
+}
+
 static void print_json_position(void *ctx, uint32_t pos, const float *logits, const float *draft)
 {
     report *r = ctx;
 
     printf("%s{\"pos\":%u", r->n_positions++ ? "," : "{\"positions\":[", pos);
     print_json_top(r, "top", logits);
-    if (draft)
+    judge_draft(r, pos);
+    if (draft) {
         print_json_top(r, "draft", draft);
+        keep_draft(r, pos);
+    }
     putchar('}');
 }
 
@@ -166,8 +191,22 @@ static void print_table_position(void *ctx, uint32_t pos, const float *logits, c
     print_token(r, r->ids[pos]);
     putchar('\n');
     print_table_top(r, "next", logits);
-    if (draft)
+    judge_draft(r, pos);
+    if (draft) {
         print_table_top(r, "draft", draft);
+        keep_draft(r, pos);
+    }
+}
+
+static void print_end(const report *r)
+{
+    if (r->args->json && r->args->mtp)
+        printf("],\"drafts\":%u,\"drafts_accepted\":%u}\n", r->n_drafts, r->n_accepted);
+    else if (r->args->json)
+        puts("]}");
+    else if (r->n_drafts > 0)
+        printf("\n%u of %u drafts (%.1f %%) are the model's own choice\n", r->n_accepted,
+               r->n_drafts, 100.0 * r->n_accepted / r->n_drafts);
 }
 
 /* A tokenizer is needed for a text prompt and welcome for a table. */
@@ -190,7 +229,7 @@ static yard_status score(logits_args *args, yard_tokenizer **tok, yard_engine **
     if (st != YARD_OK)
         goto out;
 
-    *r = (report){ .args = args, .tok = *tok, .ids = ids };
+    *r = (report){ .args = args, .tok = *tok, .ids = ids, .draft_pos = -1 };
     r->n_vocab = yard_engine_model_config(*engine)->vocab;
     r->n_top = args->top < r->n_vocab ? (uint32_t)args->top : r->n_vocab;
     r->ranking = malloc(r->n_vocab * sizeof(r->ranking[0]));
@@ -203,8 +242,8 @@ static yard_status score(logits_args *args, yard_tokenizer **tok, yard_engine **
                            args->json ? print_json_position : print_table_position, r);
     if (st != YARD_OK)
         yard_fail(err, st, "%s", yard_engine_error(*engine));
-    else if (args->json)
-        puts("]}");
+    else
+        print_end(r);
 out:
     free(r->ranking);
     free(ids);

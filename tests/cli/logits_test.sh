@@ -49,7 +49,7 @@ shape()
 line = sys.stdin.read()
 assert line.endswith("\n") and line.count("\n") == 1
 document = json.loads(line)
-assert list(document) == ["positions"]
+assert set(document) <= {"positions", "drafts", "drafts_accepted"}
 for position in document["positions"]:
     assert list(position)[:2] == ["pos", "top"], position
     for top in [position["top"], position.get("draft", [])]:
@@ -65,6 +65,13 @@ same "--every 5 --top 3" "$(shape --ids $ids --every 5 --top 3)" "0,5,10,15,19 3
 same "the last position once" "$(shape --ids 1,2,3,4,5,6,7,8,9)" "0,8 20 --"
 same "one id" "$(shape --ids 0)" "0 20 -"
 same "--top beyond the vocabulary" "$(shape --ids 0 --top 100000)" "0 3584 -"
+same "--mtp --every 1: drafts are judged" \
+    "$(logits $model --ids $ids --mtp --every 1 --top 1 --json |
+        python3 -c 'import json, sys
+d = json.load(sys.stdin)
+p = d["positions"]
+ok = sum(a["draft"][0][0] == b["top"][0][0] for a, b in zip(p, p[1:]))
+print(d["drafts"] == len(p) - 1, d["drafts_accepted"] == ok)')" "True True"
 same "--mtp: none at the last position" "$(shape --ids $ids --mtp)" "0,8,16,19 20 ddd-"
 
 # greedy generation takes the largest logit of the last position
