@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "failing_alloc.h"
 #include "small_checkpoint.h"
 
 static void demo_places(void **state)
@@ -277,57 +278,7 @@ static void derived_table(void **state)
     small_remove(dir);
 }
 
-/* glibc's allocator with a countdown: block number fail_at is refused. Sanitizers bring their own.
- */
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-extern void *__libc_malloc(size_t n);
-extern void *__libc_calloc(size_t n, size_t size);
-extern void *__libc_realloc(void *p, size_t n);
-extern void *__libc_memalign(size_t align, size_t n);
-extern void __libc_free(void *p);
-
-static bool counting;
-static long n_blocks, fail_at, n_live;
-
-static bool refuse(void)
-{
-    return counting && ++n_blocks == fail_at;
-}
-
-static void *count_live(void *p)
-{
-    n_live += counting && p;
-    return p;
-}
-
-YARD_API void *malloc(size_t n)
-{
-    return refuse() ? NULL : count_live(__libc_malloc(n));
-}
-
-YARD_API void *calloc(size_t n, size_t size)
-{
-    return refuse() ? NULL : count_live(__libc_calloc(n, size));
-}
-
-YARD_API void *aligned_alloc(size_t align, size_t n)
-{
-    return refuse() ? NULL : count_live(__libc_memalign(align, n));
-}
-
-YARD_API void *realloc(void *p, size_t n)
-{
-    if (refuse())
-        return NULL;
-    return p ? __libc_realloc(p, n) : count_live(__libc_realloc(p, n));
-}
-
-YARD_API void free(void *p)
-{
-    n_live -= counting && p;
-    __libc_free(p);
-}
-
+#if FAILING_ALLOC
 /* Fails each allocation of a load in turn, one thread: an error every time, and nothing is lost.
  * Two are forgiven by those who make them: qsort goes on without its buffer, and Jansson drops a
  * letter of a name, which is then not found. */
