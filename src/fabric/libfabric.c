@@ -121,7 +121,8 @@ static yard_status lf_put_signal(yard_fabric *f, yard_sym dst, const void *src, 
                                  yard_sym sig, uint64_t value, uint32_t peer)
 {
     yard_lf *t = f->impl;
-    yard_queued_put item = { .put = { dst, n_bytes, sig, value }, .src = src };
+    yard_queued_put item = { .put = { .dst = dst, .n_bytes = n_bytes, .sig = sig, .value = value },
+                             .src = src };
     const uint64_t largest = largest_value(t);
     yard_status st = YARD_OK;
 
