@@ -279,12 +279,12 @@ static yard_status allocate(yard_ep *ep, yard_error *err)
 static uint32_t relay_of(const yard_ep *ep, uint32_t from, uint32_t to)
 {
     const uint32_t node = yard_fabric_node(ep->fabric, to);
-    uint32_t n_mates = 0, relay = 0, skip;
+    uint32_t n_mates = 1, relay = 0, skip; /* to itself is one */
 
     if (!ep->config.node_copies || yard_fabric_node(ep->fabric, from) == node)
         return to;
     for (uint32_t r = 0; r < ep->n_ranks; r++)
-        n_mates += yard_fabric_node(ep->fabric, r) == node;
+        n_mates += r != to && yard_fabric_node(ep->fabric, r) == node;
     skip = from % n_mates;
     while (yard_fabric_node(ep->fabric, relay) != node || skip-- > 0)
         relay++;

@@ -260,6 +260,9 @@ static void wrong_calls_are_refused(void **state)
                         "dispatch_send: token 2: want expert ids from -1 to 3, got 4");
     expert[5] = -1;
     assert_int_equal(yard_ep_dispatch_send(round, x, x, expert, weight, &n, NULL), YARD_EINVAL);
+    assert_int_equal(yard_ep_dispatch_send(round, x, NULL, NULL, weight, &n, NULL), YARD_EINVAL);
+    assert_string_equal(yard_ep_error(ep),
+                        "dispatch_send: x, expert, weight: want 3 rows, got NULL");
     /* nothing of this broke the group */
     assert_int_equal(yard_ep_dispatch_send(round, x, NULL, expert, weight, &n, NULL), YARD_OK);
     assert_int_equal(yard_ep_dispatch_send(round, x, NULL, expert, weight, &n, NULL), YARD_EINVAL);

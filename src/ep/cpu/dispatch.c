@@ -39,7 +39,7 @@ static void pack_row(yard_ep *ep, const void *x, const float *x_scale, uint32_t 
         return;
     }
     memcpy(row, (const uint8_t *)x + t * ep->payload_bytes, ep->payload_bytes);
-    if (c->dispatch == YARD_EP_FP8)
+    if (x_scale)
         memcpy(scale, x_scale + (size_t)t * ep->n_groups_cols, ep->scale_bytes);
 }
 
@@ -175,11 +175,11 @@ yard_status yard_ep_dispatch_send(yard_ep_round *round, const void *x, const flo
     yard_status st = yard_ep_enter(round, ROUND_IDLE, "dispatch_send");
 
     (void)stream;
+    if (st == YARD_OK && *n_tokens > 0 && (!x || !expert || !weight))
+        st = yard_fail(&ep->err, YARD_EINVAL,
+                       "dispatch_send: x, expert, weight: want %d rows, got NULL", *n_tokens);
     if (st == YARD_OK)
         st = check_routing(ep, expert, *n_tokens);
-    if (st == YARD_OK && *n_tokens > 0 && !x)
-        st =
-            yard_fail(&ep->err, YARD_EINVAL, "dispatch_send: x: want %d rows, got NULL", *n_tokens);
     if (st == YARD_OK && *n_tokens > 0 && (x_scale != NULL) != (ep->config.input == YARD_EP_FP8))
         st = yard_fail(&ep->err, YARD_EINVAL,
                        "dispatch_send: x_scale: want it exactly when input "
