@@ -324,9 +324,3 @@ yard_status yard_fabric_poll(yard_fabric *f, uint32_t *lost_rank)
         *lost_rank = rank;
     return yard_peer_fail(f, rank, &f->err);
 }
-
-void yard_fabric_peer_lost(yard_fabric *f, uint32_t rank)
-{
-    if (rank < f->n_ranks)
-        yard_peer_mark(f, rank, YARD_PEER_LOST, 0);
-}

@@ -49,10 +49,6 @@ yard_status yard_fabric_create_custom(yard_fabric **out, const yard_fabric_ops *
 /* Makes nodes of n consecutive ranks in a custom fabric, whose ranks are all on one otherwise. */
 void yard_fabric_set_nodes(yard_fabric *f, uint32_t ranks_per_node);
 
-/* Enters that a rank is lost, as the control connections do it for real ones: waits for it fail,
- * the waiter is woken. Any thread. */
-void yard_fabric_peer_lost(yard_fabric *f, uint32_t rank);
-
 /* A transport's state, for custom transports. */
 void *yard_fabric_impl(const yard_fabric *f);
 

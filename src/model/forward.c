@@ -127,16 +127,6 @@ static void choose_mode(yard_model *m, const yard_model_config *config,
     m->quantise = config->fp8 && !options->exact;
 }
 
-uint64_t yard_model_buffer_bytes(const yard_model_config *config, const yard_model_options *options)
-{
-    yard_model m = { 0 };
-    yard_arena arena = { 0 };
-
-    choose_mode(&m, config, options);
-    lay_out(&m, &arena);
-    return arena.used_bytes;
-}
-
 static yard_status allocate(yard_model *m, yard_error *err)
 {
     yard_arena arena = { 0 };
@@ -274,11 +264,6 @@ void yard_model_destroy(yard_model *m)
 yard_step *yard_model_step(yard_model *m)
 {
     return &m->step;
-}
-
-const yard_weights *yard_model_weights(const yard_model *m)
-{
-    return m->weights;
 }
 
 const char *yard_model_describe(const yard_model *m)

@@ -30,10 +30,6 @@ typedef struct yard_step {
 
 typedef struct yard_model yard_model;
 
-/* Bytes of cache and buffers that create() will allocate for these options. */
-uint64_t yard_model_buffer_bytes(const yard_model_config *config,
-                                 const yard_model_options *options);
-
 /* Loads the weights of dir and allocates everything. config is copied. Errors: as
  * yard_weights_load(); YARD_ENOMEM naming what did not fit. */
 yard_status yard_model_create(yard_model **out, const char *dir, const yard_model_config *config,
@@ -42,7 +38,6 @@ yard_status yard_model_create(yard_model **out, const char *dir, const yard_mode
 void yard_model_destroy(yard_model *model); /* NULL is fine */
 
 yard_step *yard_model_step(yard_model *model);
-const yard_weights *yard_model_weights(const yard_model *model);
 const char *yard_model_describe(const yard_model *model);
 bool yard_model_has_mtp(const yard_model *model);
 

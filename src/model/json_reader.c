@@ -233,17 +233,6 @@ bool yard_json_get_bool(yard_json_reader *r, const char *key)
     return value && json_is_true(value);
 }
 
-const char *yard_json_get_string(yard_json_reader *r, const char *key)
-{
-    char what[YARD_JSON_DESCRIBE_BYTES];
-    const json_t *value = get_required(r, key, "a string");
-
-    if (value && !json_is_string(value))
-        yard_json_fail(r, YARD_EFORMAT, key, "want a string, found %s",
-                       yard_json_describe(value, what));
-    return value ? json_string_value(value) : NULL;
-}
-
 void yard_json_expect(yard_json_reader *r, const char *key, const char *want, bool optional)
 {
     char what[YARD_JSON_DESCRIBE_BYTES];

@@ -41,7 +41,6 @@ const json_t *yard_json_get(yard_json_reader *r, const char *key, bool *present)
 uint64_t yard_json_get_u64(yard_json_reader *r, const char *key, uint64_t min, uint64_t max);
 double yard_json_get_number(yard_json_reader *r, const char *key, double min, double max);
 bool yard_json_get_bool(yard_json_reader *r, const char *key);
-const char *yard_json_get_string(yard_json_reader *r, const char *key);
 
 /* The field must describe as want ("'silu'", "false", "1"); optional: it may be absent or null. */
 void yard_json_expect(yard_json_reader *r, const char *key, const char *want, bool optional);
