@@ -2,6 +2,7 @@
 #ifndef YARD_MODEL_H
 #define YARD_MODEL_H
 
+#include "model/architectures.h"
 #include "model/chat_template.h"
 #include "model/config.h"
 #include "model/forward.h"

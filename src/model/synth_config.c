@@ -1,6 +1,7 @@
 /* The dimensions of known architectures, and config.json of any description. */
 #include <stdlib.h>
 
+#include "model/architectures.h"
 #include "model/synth_parts.h"
 
 static const struct {
@@ -9,23 +10,7 @@ static const struct {
 } known[] = {
     { "deepseek-v3",
       { .family = "deepseek_v3",
-        .vocab = 129280,
-        .hidden = 7168,
-        .n_layers = 61,
-        .n_dense_layers = 3,
-        .n_heads = 128,
-        .q_rank = 1536,
-        .kv_rank = 512,
-        .nope_dims = 128,
-        .rope_dims = 64,
-        .v_dims = 128,
-        .dense_inter = 18432,
-        .expert_inter = 2048,
-        .n_experts = 256,
-        .n_shared_experts = 1,
-        .top_k = 8,
-        .n_groups = 8,
-        .top_groups = 4,
+        YARD_DEEPSEEK_V3_DIMENSIONS,
         .normalise_topk = true,
         .routed_scale = 2.5f,
         .norm_eps = 1e-6f,
