@@ -9,12 +9,17 @@ SKIPPED_DIRS = {".git", ".venv", "__pycache__", ".cache"}
 SKIP = 77  # ctest shows a test with this exit code as skipped
 
 
+def is_build_folder(path):
+    return (os.path.basename(path).startswith("build") or
+            os.path.exists(os.path.join(path, "CMakeCache.txt")))
+
+
 def tree_files(root):
     """Paths relative to root of all files that belong to the tree (build folders do not)."""
     for folder, dirs, files in os.walk(root):
         at_root = os.path.samefile(folder, root)
         dirs[:] = sorted(d for d in dirs if d not in SKIPPED_DIRS
-                         and not (at_root and d.startswith("build")))
+                         and not (at_root and is_build_folder(os.path.join(root, d))))
         for name in sorted(files):
             yield os.path.relpath(os.path.join(folder, name), root)
 
