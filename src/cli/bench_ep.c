@@ -22,10 +22,9 @@ enum {
 };
 enum { MAX_TOKENS = 1 << 16, MAX_HIDDEN = 1 << 20, MAX_EXPERTS = 1 << 16, MAX_REPEATS = 100000 };
 
-enum { MEMCPY, SHM, TCP, LIBFABRIC, MPI, SOCKET, N_TRANSPORTS };
-static const char *const transport_names[] = {
-    "memcpy", "shm", "tcp", "libfabric", "mpi", "socket"
-};
+enum { MEMCPY, SHM, TCP, LIBFABRIC, NODES, MPI, SOCKET, N_TRANSPORTS };
+static const char *const transport_names[] = { "memcpy",  "shm", "tcp",   "libfabric",
+                                               "shm+tcp", "mpi", "socket" };
 static const char *const mode_names[] = { "exact", "partial" };
 static const char *const layout_names[] = { "expert", "flat" };
 static const char *const phase_names[] = { "dispatch", "combine", "pair" };
@@ -155,7 +154,8 @@ static const struct argp_option option_list[] = {
     { "device", KEY_DEVICE, "NAME", 0, "cpu (default)", 0 },
     { "ranks", KEY_RANKS, "N", 0, "Processes that exchange rows (default 2)", 0 },
     { "transports", KEY_TRANSPORTS, "LIST", 0,
-      "shm, tcp, libfabric, and what they are compared with: mpi, memcpy, socket (default: all)",
+      "shm, tcp, libfabric, shm+tcp, and what they are compared with: mpi, memcpy, socket "
+      "(default: all)",
       0 },
     { "tokens", KEY_TOKENS, "LIST", 0, "Tokens of each rank (default 1,8,32,64,128)", 0 },
     { "hidden", KEY_HIDDEN, "N", 0, "Values of a row (default 7168)", 0 },
@@ -188,10 +188,14 @@ static const struct argp ep_argp = {
         "(\"pingpong\").\n"
         "tcp, libfabric and socket run between two network namespaces when this is root and there "
         "is the ip command, else over loopback: \"link\" says which.\n"
+        "shm+tcp: halves of the ranks as two nodes over loopback, shared memory inside; a row to "
+        "the other node as a \"rank-copy\" for each rank that wants it, or one \"node-copy\". An "
+        "even number of ranks, 4 at least.\n"
         "What cannot be opened here is named on stderr and left out.\n\n" YARD_BENCH_EP_FORMULA "\n"
         "Examples:\n"
         "  switchyard bench ep --device cpu\n"
         "  switchyard bench ep --transports shm,memcpy --tokens 1,128 --modes partial\n"
+        "  switchyard bench ep --transports shm+tcp --ranks 8\n"
         "  switchyard bench ep --json >bench/results/ep-cpu.jsonl\n",
 };
 
@@ -302,6 +306,11 @@ static yard_status run_peer(ep_bench *b, const yard_bench_ep_peer *peer, yard_er
         fprintf(stderr, "bench ep: %s %s left out: it wants 2 ranks\n", peer->name, peer->variant);
         return YARD_OK;
     }
+    if (peer->two_nodes && (b->settings.n_ranks < 4 || b->settings.n_ranks % 2)) {
+        fprintf(stderr, "bench ep: %s %s left out: it wants an even number of ranks, 4 at least\n",
+                peer->name, peer->variant);
+        return YARD_OK;
+    }
     for (int partial = 0; partial < 2; partial++)
         for (int flat = 0; flat < 2; flat++)
             if (st == YARD_OK && b->modes.has[partial] && b->layouts.has[flat] &&
@@ -331,17 +340,19 @@ static yard_status run_mpi(ep_bench *b, yard_error *err)
 
 static yard_status run_all(ep_bench *b, yard_error *err)
 {
-    const yard_bench_ep_peer *peers[] = { [MEMCPY] = &yard_bench_ep_memcpy,
-                                          [SHM] = &yard_bench_ep_shm,
-                                          [TCP] = &yard_bench_ep_tcp,
-                                          [LIBFABRIC] = &yard_bench_ep_libfabric,
-                                          [SOCKET] = &yard_bench_ep_socket };
+    const yard_bench_ep_peer *peers[] = {
+        [MEMCPY] = &yard_bench_ep_memcpy,     [SHM] = &yard_bench_ep_shm,
+        [TCP] = &yard_bench_ep_tcp,           [LIBFABRIC] = &yard_bench_ep_libfabric,
+        [NODES] = &yard_bench_ep_rank_copies, [SOCKET] = &yard_bench_ep_socket
+    };
     yard_status st = YARD_OK;
 
     for (int i = 0; i < N_TRANSPORTS && st == YARD_OK; i++) {
         if (!b->transports.has[i])
             continue;
         st = i == MPI ? run_mpi(b, err) : run_peer(b, peers[i], err);
+        if (i == NODES && st == YARD_OK)
+            st = run_peer(b, &yard_bench_ep_node_copies, err);
         if (i == SOCKET && st == YARD_OK)
             st = run_peer(b, &yard_bench_ep_pingpong, err);
     }
@@ -364,7 +375,7 @@ int yard_bench_ep(int argc, char **argv)
                                  .top_k = 8,
                                  .n_repeats = 200,
                                  .tokens = { 5, { 1, 8, 32, 64, 128 } } },
-                   .transports = { { true, true, true, true, true, true } },
+                   .transports = { { true, true, true, true, true, true, true } },
                    .modes = { { true, true } },
                    .layouts = { { true, true } } };
     yard_error err = { 0 };

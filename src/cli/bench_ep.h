@@ -51,6 +51,7 @@ typedef struct yard_bench_ep_peer {
     const char *name, *variant; /* variant: NULL, or what tells rows of one name apart */
     bool network;               /* between network namespaces where that is possible */
     bool two_ranks, one_token;  /* it knows only that */
+    bool two_nodes;             /* halves of the ranks are nodes: an even number, 4 at least */
     bool pair_only;             /* dispatch and combine mean nothing alone */
     yard_status (*open)(yard_bench_ep_rank *r, yard_error *err);
     yard_status (*prepare)(yard_bench_ep_rank *r, yard_error *err);
@@ -63,7 +64,8 @@ typedef struct yard_bench_ep_peer {
 } yard_bench_ep_peer;
 
 extern const yard_bench_ep_peer yard_bench_ep_shm, yard_bench_ep_tcp, yard_bench_ep_libfabric,
-    yard_bench_ep_memcpy, yard_bench_ep_socket, yard_bench_ep_pingpong;
+    yard_bench_ep_rank_copies, yard_bench_ep_node_copies, yard_bench_ep_memcpy,
+    yard_bench_ep_socket, yard_bench_ep_pingpong;
 
 typedef struct yard_bench_ep_group {
     const yard_bench_ep_settings *settings;

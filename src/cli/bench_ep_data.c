@@ -59,6 +59,8 @@ static bool names_rank(const yard_bench_ep_data *d, size_t at, uint32_t rank, ui
 /* Adds what token `at` of source makes this rank and others send and receive. */
 static void count_token(yard_bench_ep_data *d, uint32_t source, size_t at)
 {
+    const uint32_t half = d->shape.n_ranks / 2;
+    bool is_away = false; /* for the other node */
     uint32_t n;
 
     if (names_rank(d, at, d->rank, &n)) {
@@ -71,9 +73,14 @@ static void count_token(yard_bench_ep_data *d, uint32_t source, size_t at)
     }
     for (uint32_t r = 0; source == d->rank && r < d->shape.n_ranks; r++)
         if (r != d->rank && names_rank(d, at, r, &n)) {
+            const bool is_near = (r < half) == (d->rank < half);
+
             d->n_rows_out++;
             d->n_results_in += d->shape.partial ? 1 : n;
+            d->n_node_rows_out += is_near;
+            is_away |= !is_near;
         }
+    d->n_node_rows_out += is_away;
 }
 
 /* Expert-major order: by local expert, then by arrival. */

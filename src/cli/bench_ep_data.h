@@ -41,6 +41,9 @@ typedef struct yard_bench_ep_data {
     /* Rows between this rank and others, one way each: dispatch has one row for each token and
      * destination rank, combine one for each (token, expert), or (token, rank) when partial. */
     uint32_t n_rows_out, n_rows_in, n_results_out, n_results_in;
+    /* The same as n_rows_out with ranks [0, n_ranks / 2) and the rest as two nodes, where the other
+     * node counts as one destination. */
+    uint32_t n_node_rows_out;
 } yard_bench_ep_data;
 
 /* On success the caller owns *out; values are not filled yet. Errors: YARD_ENOMEM. */

@@ -14,6 +14,7 @@ typedef struct yard_side {
     float *expert_x_scale, *y;
     int32_t *count, *row_index;
     yard_ep_stats before; /* an exchange */
+    bool node_copies;
 } yard_side;
 
 static yard_ep_config config_of(const yard_bench_ep_rank *r)
@@ -46,7 +47,9 @@ static yard_status allocate(yard_bench_ep_rank *r, yard_side *s, yard_error *err
     return YARD_OK;
 }
 
-static yard_status open_over(yard_bench_ep_rank *r, const char *transport, yard_error *err)
+/* ranks_per_node: as in yard_fabric_config. */
+static yard_status open_over(yard_bench_ep_rank *r, const char *transport, uint32_t ranks_per_node,
+                             bool node_copies, yard_error *err)
 {
     yard_fabric_config fabric = YARD_FABRIC_CONFIG_INIT;
     yard_ep_config config = config_of(r);
@@ -60,6 +63,8 @@ static yard_status open_over(yard_bench_ep_rank *r, const char *transport, yard_
     fabric.transport = transport;
     fabric.rendezvous = r->rendezvous;
     fabric.bind_host = r->host;
+    fabric.ranks_per_node = ranks_per_node;
+    config.node_copies = s->node_copies = node_copies;
     config.fabric_config = &fabric;
     st = yard_ep_capacity_of(&config, fabric.n_ranks, &s->capacity, err);
     if (st == YARD_OK)
@@ -73,17 +78,27 @@ static yard_status open_over(yard_bench_ep_rank *r, const char *transport, yard_
 
 static yard_status open_shm(yard_bench_ep_rank *r, yard_error *err)
 {
-    return open_over(r, "shm", err);
+    return open_over(r, "shm", 0, false, err);
 }
 
 static yard_status open_tcp(yard_bench_ep_rank *r, yard_error *err)
 {
-    return open_over(r, "tcp", err);
+    return open_over(r, "tcp", 0, false, err);
 }
 
 static yard_status open_libfabric(yard_bench_ep_rank *r, yard_error *err)
 {
-    return open_over(r, "libfabric", err);
+    return open_over(r, "libfabric", 0, false, err);
+}
+
+static yard_status open_rank_copies(yard_bench_ep_rank *r, yard_error *err)
+{
+    return open_over(r, "shm+tcp", r->settings->n_ranks / 2, false, err);
+}
+
+static yard_status open_node_copies(yard_bench_ep_rank *r, yard_error *err)
+{
+    return open_over(r, "shm+tcp", r->settings->n_ranks / 2, true, err);
 }
 
 static yard_status prepare(yard_bench_ep_rank *r, yard_error *err)
@@ -136,22 +151,24 @@ static void poison(yard_bench_ep_rank *r)
     yard_ep_get_stats(s->ep, &s->before);
 }
 
-/* Rows that left since poison(): whole exchanges of one copy per token and destination rank. */
+/* Rows that left since poison(): whole exchanges of one copy per token and destination rank, or
+ * per rank of this node and other node. */
 static bool check_wire(const yard_bench_ep_rank *r, yard_error *err)
 {
     const yard_bench_ep_data *d = r->data;
     const yard_side *s = r->impl;
+    const uint32_t n_want = s->node_copies ? d->n_node_rows_out : d->n_rows_out;
     yard_ep_stats now;
     uint64_t n_rows, n_results, n;
 
     yard_ep_get_stats(s->ep, &now);
     n_rows = now.n_dispatch_rows_sent - s->before.n_dispatch_rows_sent;
     n_results = now.n_combine_rows_sent - s->before.n_combine_rows_sent;
-    n = d->n_rows_out ? n_rows / d->n_rows_out : 1;
-    if (n > 0 && n_rows == n * d->n_rows_out && n_results == n * d->n_results_out)
+    n = n_want ? n_rows / n_want : 1;
+    if (n > 0 && n_rows == n * n_want && n_results == n * d->n_results_out)
         return true;
     yard_fail(err, YARD_EDEVICE,
-              "rows to other ranks: want a multiple of %u and %u, sent %llu, %llu", d->n_rows_out,
+              "rows to other ranks: want a multiple of %u and %u, sent %llu, %llu", n_want,
               d->n_results_out, (unsigned long long)n_rows, (unsigned long long)n_results);
     return false;
 }
@@ -181,13 +198,17 @@ static void close_side(yard_bench_ep_rank *r)
     r->impl = NULL;
 }
 
-#define YARD_PEER(transport, open_function, is_network)                                            \
+#define YARD_PEER(transport, open_function, ...)                                                   \
     {                                                                                              \
-        .name = (transport), .network = (is_network), .open = (open_function), .prepare = prepare, \
-        .dispatch = dispatch, .combine = combine, .poison = poison, .check = check,                \
-        .close = close_side                                                                        \
+        .name = (transport), .open = (open_function), .prepare = prepare, .dispatch = dispatch,    \
+        .combine = combine, .poison = poison, .check = check, .close = close_side, __VA_ARGS__     \
     }
 
-const yard_bench_ep_peer yard_bench_ep_shm = YARD_PEER("shm", open_shm, false);
-const yard_bench_ep_peer yard_bench_ep_tcp = YARD_PEER("tcp", open_tcp, true);
-const yard_bench_ep_peer yard_bench_ep_libfabric = YARD_PEER("libfabric", open_libfabric, true);
+const yard_bench_ep_peer yard_bench_ep_shm = YARD_PEER("shm", open_shm, .network = false);
+const yard_bench_ep_peer yard_bench_ep_tcp = YARD_PEER("tcp", open_tcp, .network = true);
+const yard_bench_ep_peer yard_bench_ep_libfabric =
+    YARD_PEER("libfabric", open_libfabric, .network = true);
+const yard_bench_ep_peer yard_bench_ep_rank_copies =
+    YARD_PEER("shm+tcp", open_rank_copies, .variant = "rank-copy", .two_nodes = true);
+const yard_bench_ep_peer yard_bench_ep_node_copies =
+    YARD_PEER("shm+tcp", open_node_copies, .variant = "node-copy", .two_nodes = true);

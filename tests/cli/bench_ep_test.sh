@@ -80,6 +80,13 @@ for tokens in 1, 5:
         assert dispatch.pop() % 208 == 0 and combine.pop() % 400 == 0
 PY
 
+# two nodes: one copy for each of its ranks, or one for the node; the rows are counted inside
+expect 0 --ranks 4 --hidden 200 --experts 12 --top-k 5 --tokens 1,7 --repeat 5 --transports shm+tcp --json
+for variant in rank-copy node-copy; do
+    [ "$(grep -c "\"shm+tcp\".*\"$variant\".*\"verified\":true" "$dir/out")" -eq 24 ] ||
+        fail "$variant: want 24 verified rows: $(cat "$dir/out" "$dir/err")"
+done
+
 # the peer made with MPI is optional; where it was built and can start, its rows are right too
 helper=$(dirname "$SWITCHYARD")/ep_mpi
 if [ ! -x "$helper" ]; then
