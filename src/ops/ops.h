@@ -131,11 +131,19 @@ typedef struct yard_head_linear_args {
     uint32_t y_head_stride;
 } yard_head_linear_args;
 
-/* Rotary embedding: pair (2i, 2i + 1) of the rotated part turns by position * inv_freq[i]; the
- * result has the first halves of all pairs, then the second ones (DeepSeek's layout). */
+/* Which elements of a head form the pairs that turn. */
+typedef enum yard_rope_layout {
+    YARD_ROPE_PAIRS, /* pair i is (2i, 2i + 1): DeepSeek */
+    YARD_ROPE_HALVES /* pair i is (i, n_dims / 2 + i): Mixtral, Llama */
+} yard_rope_layout;
+
+/* Rotary embedding: pair i = (a, b) of the rotated part becomes (a cos t - b sin t, b cos t +
+ * a sin t), t = position * inv_freq[i], an angle in f64. In both layouts the result has the first
+ * elements of all pairs, then the second ones; so the halves stay in their places. */
 typedef struct yard_rope {
     const float *inv_freq; /* [n_dims / 2] */
     uint32_t n_dims;
+    yard_rope_layout layout;
 } yard_rope;
 
 /* q[i, h, nope .. nope + rope) rotated in place. */
@@ -143,8 +151,8 @@ typedef struct yard_rope_q_args {
     const yard_batch *batch;
     uint32_t n_heads, head_dim; /* head_dim = nope + rope */
     yard_rope rope;
-    yard_rows q; /* [n_tokens, n_heads * head_dim] F32 or BF16 */
-} yard_rope_q_args;
+    yard_rows q;    /* [n_tokens, n_heads * head_dim] F32 or BF16 */
+} yard_rope_q_args; /* grouped-query attention: nope 0, rope = head_dim */
 
 /* kv[i] = [latent, k_rope]: normalises the latent, rotates k_rope, appends both to the cache. */
 typedef struct yard_rope_append_kv_args {
@@ -184,15 +192,52 @@ typedef struct yard_mla_prefill_args {
     yard_rows y; /* [n_tokens, n_heads * v] F32 or BF16 */
 } yard_mla_prefill_args;
 
+/* Grouped-query attention caches keys and values themselves. A position's row of the cache is
+ * [key of kv head 0, .., key of the last, value of kv head 0, .., value of the last], head_dim
+ * values each: width = 2 * n_kv_heads * head_dim. Keys are stored rotated. */
+
+/* Rotates the keys of all rows and appends keys and values to the cache, rounded to its dtype. */
+typedef struct yard_gqa_append_kv_args {
+    const yard_batch *batch;
+    uint32_t n_kv_heads, head_dim;
+    yard_rope rope; /* n_dims = head_dim */
+    yard_rows k;    /* [n_tokens, n_kv_heads * head_dim] F32 or BF16, not rotated, not changed */
+    yard_rows v;    /* [n_tokens, n_kv_heads * head_dim] F32 or BF16 */
+    yard_kv_layer cache;
+} yard_gqa_append_kv_args;
+
+/* y[i, h] = sum over p of softmax_p(softmax_scale * q[i, h] . key[p, g]) * value[p, g], with
+ * g = h / (n_heads / n_kv_heads) and p from max(0, position[i] + 1 - window) to position[i] of the
+ * row's sequence; the row's own key is in the cache already. f32 arithmetic. Tiles of
+ * YARD_PAGE_TOKENS absolute positions are joined in ascending order by their running maximum and
+ * sum. Prompt rows and generated ones have one form: absorbed changes nothing. */
+typedef struct yard_gqa_attend_args {
+    const yard_batch *batch;
+    uint32_t n_heads, n_kv_heads, head_dim; /* n_heads is a multiple of n_kv_heads */
+    uint32_t window;                        /* positions a query sees, its own included; 0: all */
+    float softmax_scale;
+    yard_rows q; /* [n_tokens, n_heads * head_dim] F32 or BF16, rotated */
+    yard_kv_layer cache;
+    yard_rows y; /* [n_tokens, n_heads * head_dim] F32 or BF16 */
+} yard_gqa_attend_args;
+
 typedef enum yard_router_score { YARD_SCORE_SIGMOID, YARD_SCORE_SOFTMAX } yard_router_score;
 
-/* Group-limited top-k. Choice by score + bias: a group's value is the sum of its two largest
- * (one expert a group: that one), the top_groups best groups stay, then the top_k best experts of
- * those. Ties go to the lower index. Weights are the scores without bias. */
+/* What a group of experts is worth. */
+typedef enum yard_group_value {
+    YARD_GROUP_TWO_LARGEST, /* the sum of its two largest choices (one expert a group: that one) */
+    YARD_GROUP_LARGEST      /* its largest choice */
+} yard_group_value;
+
+/* Group-limited top-k, for every family: one group of all experts is plain top-k (R149: Mixtral).
+ * score = sigmoid(logits), or softmax over all experts, in f32; choice = score + bias. The
+ * top_groups groups of the largest group value stay, then the top_k largest choices of those. Ties
+ * go to the lower index. Weights are the scores without bias. */
 typedef struct yard_moe_route_args {
     const int32_t *n_rows;
     uint32_t n_experts, top_k, n_groups, top_groups;
     yard_router_score score;
+    yard_group_value group_value;
     bool normalise;      /* divide by the sum of the chosen scores (+ 1e-20) */
     float scale;         /* then multiply */
     const float *logits; /* [n_rows, n_experts] */
@@ -294,12 +339,13 @@ typedef struct yard_sample_args {
 
 /* Bounds of every later call on the stream: they size its workspace. */
 typedef struct yard_ops_limits {
-    uint32_t max_tokens;                            /* rows of a step */
-    uint32_t max_in;                                /* columns of any linear's input */
-    uint32_t max_vocab;                             /* columns of sample's logits; 0: no sampling */
-    uint32_t max_experts;                           /* groups of grouped_linear and moe_route */
-    uint32_t max_heads;                             /* of any head_linear or attention */
-    uint32_t kv_rank, nope_dims, rope_dims, v_dims; /* MLA's; 0 without */
+    uint32_t max_tokens;  /* rows of a step */
+    uint32_t max_in;      /* columns of any linear's input */
+    uint32_t max_vocab;   /* columns of sample's logits; 0: no sampling */
+    uint32_t max_experts; /* groups of grouped_linear and moe_route */
+    uint32_t max_heads;   /* of any head_linear or attention */
+    /* MLA's; grouped-query attention: 0, 0, head_dim, head_dim */
+    uint32_t kv_rank, nope_dims, rope_dims, v_dims;
 } yard_ops_limits;
 
 typedef struct yard_ops_config {
@@ -326,6 +372,8 @@ typedef struct yard_ops {
     void (*rope_append_kv)(yard_stream s, const yard_rope_append_kv_args *a);
     void (*mla_decode)(yard_stream s, const yard_mla_decode_args *a);
     void (*mla_prefill)(yard_stream s, const yard_mla_prefill_args *a);
+    void (*gqa_append_kv)(yard_stream s, const yard_gqa_append_kv_args *a);
+    void (*gqa_attend)(yard_stream s, const yard_gqa_attend_args *a);
     void (*moe_route)(yard_stream s, const yard_moe_route_args *a);
     void (*moe_scatter)(yard_stream s, const yard_moe_scatter_args *a);
     void (*moe_gather)(yard_stream s, const yard_moe_gather_args *a);

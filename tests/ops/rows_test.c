@@ -218,17 +218,29 @@ static void exponential(void **state)
 /* ---- routing ----------------------------------------------------------------------------- */
 
 /* The choice by sorting: groups by value, then experts by choice, lower index first. */
-static void route_naively(const yard_moe_route_args *a, uint32_t row, bool *chosen)
+static void score_naively(const yard_moe_route_args *a, uint32_t row, float *score)
+{
+    const float *logits = a->logits + row * a->n_experts;
+    float largest = -INFINITY, sum = 0;
+
+    for (uint32_t e = 0; e < a->n_experts; e++)
+        largest = fmaxf(largest, logits[e]);
+    for (uint32_t e = 0; e < a->n_experts; e++)
+        sum += yard_cpu_exp(logits[e] - largest);
+    for (uint32_t e = 0; e < a->n_experts; e++)
+        score[e] = a->score == YARD_SCORE_SOFTMAX ? yard_cpu_exp(logits[e] - largest) / sum
+                                                  : 1.0f / (1.0f + yard_cpu_exp(-logits[e]));
+}
+
+static void route_naively(const yard_moe_route_args *a, uint32_t row, bool *chosen, float *score)
 {
     const uint32_t size = a->n_experts / a->n_groups;
     double choice[64], value[64];
     bool group_in[64] = { false };
 
-    for (uint32_t e = 0; e < a->n_experts; e++) {
-        const float logit = a->logits[row * a->n_experts + e];
-        const float score = 1.0f / (1.0f + yard_cpu_exp(-logit));
-        choice[e] = (double)(score + (a->bias ? a->bias[e] : 0.0f));
-    }
+    score_naively(a, row, score);
+    for (uint32_t e = 0; e < a->n_experts; e++)
+        choice[e] = (double)(score[e] + (a->bias ? a->bias[e] : 0.0f));
     for (uint32_t g = 0; g < a->n_groups; g++) {
         double first = -INFINITY, second = -INFINITY;
         for (uint32_t i = g * size; i < (g + 1) * size; i++) {
@@ -239,7 +251,9 @@ static void route_naively(const yard_moe_route_args *a, uint32_t row, bool *chos
                 second = choice[i];
             }
         }
-        value[g] = size == 1 ? first : (double)((float)first + (float)second);
+        value[g] = size == 1 || a->group_value == YARD_GROUP_LARGEST
+                       ? first
+                       : (double)((float)first + (float)second);
     }
     for (uint32_t n = 0; n < a->top_groups; n++) {
         uint32_t best = UINT32_MAX;
@@ -270,7 +284,7 @@ static void route(void **state)
     const int32_t n_rows = ROWS;
 
     (void)state;
-    for (uint32_t i = 0; i < 60; i++) {
+    for (uint32_t i = 0; i < 240; i++) {
         rng r = { 200 + i };
         float logits[ROWS * 64], bias[64], weight[ROWS * 8];
         int32_t expert[ROWS * 8];
@@ -279,6 +293,9 @@ static void route(void **state)
                                   .top_k = shapes[i % 6].top_k,
                                   .n_groups = shapes[i % 6].n_groups,
                                   .top_groups = shapes[i % 6].top_groups,
+                                  .score = i / 60 % 2 ? YARD_SCORE_SOFTMAX : YARD_SCORE_SIGMOID,
+                                  .group_value =
+                                      i < 120 ? YARD_GROUP_TWO_LARGEST : YARD_GROUP_LARGEST,
                                   .normalise = i % 3,
                                   .scale = 2.5f,
                                   .logits = logits,
@@ -292,16 +309,17 @@ static void route(void **state)
         yard_ops_cpu.moe_route(streams[i % n], &a);
         for (uint32_t row = 0; row < ROWS; row++) {
             bool chosen[64];
+            float score[64];
             double sum = 0, weights = 0;
 
-            route_naively(&a, row, chosen);
+            route_naively(&a, row, chosen, score);
             for (uint32_t k = 0; k < a.top_k; k++) {
                 const int32_t e = expert[row * a.top_k + k];
                 assert_in_range(e, 0, a.n_experts - 1);
                 assert_true(k == 0 || e > expert[row * a.top_k + k - 1]);
                 if (!chosen[e])
                     fail_msg("seed %u row %u: expert %d is not among the best", 200 + i, row, e);
-                sum += 1 / (1 + exp(-(double)logits[row * a.n_experts + (uint32_t)e]));
+                sum += (double)score[e];
                 weights += (double)weight[row * a.top_k + k];
             }
             assert_true(fabs(weights - 2.5 * (a.normalise ? 1 : sum)) < 1e-4);

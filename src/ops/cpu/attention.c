@@ -5,8 +5,8 @@
 
 #include "ops/cpu/cpu.h"
 
-static const void *page_row(const yard_kv_layer *cache, const yard_batch *b, uint32_t row,
-                            uint32_t page_idx, uint32_t position_in_page)
+const void *yard_cpu_page_row(const yard_kv_layer *cache, const yard_batch *b, uint32_t row,
+                              uint32_t page_idx, uint32_t position_in_page)
 {
     const int32_t page = b->page_table[(size_t)b->seq[row] * b->page_table_ld + page_idx];
 
@@ -19,18 +19,18 @@ static void load_page(const cpu_kernels *k, const yard_kv_layer *cache, const ya
                       uint32_t row, uint32_t page_idx, uint32_t n, float *dst, uint32_t ld)
 {
     for (uint32_t j = 0; j < n; j++) {
-        k->convert->decode(cache->dtype, page_row(cache, b, row, page_idx, j), cache->width,
-                           dst + j * ld);
+        k->convert->decode(cache->dtype, yard_cpu_page_row(cache, b, row, page_idx, j),
+                           cache->width, dst + j * ld);
         memset(dst + j * ld + cache->width, 0, (ld - cache->width) * sizeof(float));
     }
 }
 
-/* Softmax state of queries [first, first + n_x) after a page of n_k keys with values v. */
-static void join_page(const cpu_kernels *k, cpu_scratch *scratch, uint32_t first, uint32_t n_x,
-                      uint32_t n_k, float scale, const float *v, uint32_t v_ld, uint32_t n_v)
+void yard_cpu_softmax_join(const cpu_kernels *k, cpu_scratch *scratch, uint32_t first, uint32_t n_x,
+                           uint32_t from, uint32_t n_k, float scale, const float *v, uint32_t v_ld,
+                           uint32_t n_v)
 {
     for (uint32_t m = first; m < first + n_x; m++) {
-        float *score = scratch->score + (size_t)m * YARD_PAGE_TOKENS;
+        float *score = scratch->score + (size_t)m * YARD_PAGE_TOKENS + from;
         float largest = scratch->max[m];
 
         for (uint32_t j = 0; j < n_k; j++) {
@@ -46,11 +46,11 @@ static void join_page(const cpu_kernels *k, cpu_scratch *scratch, uint32_t first
         }
         scratch->sum[m] += k->exp_sum(score, n_k, largest);
     }
-    k->axpy(scratch->score + (size_t)first * YARD_PAGE_TOKENS, YARD_PAGE_TOKENS, n_x, v, v_ld, n_k,
-            n_v, scratch->acc + (size_t)first * n_v, n_v);
+    k->axpy(scratch->score + (size_t)first * YARD_PAGE_TOKENS + from, YARD_PAGE_TOKENS, n_x,
+            v + (size_t)from * v_ld, v_ld, n_k, n_v, scratch->acc + (size_t)first * n_v, n_v);
 }
 
-static void start_softmax(cpu_scratch *scratch, uint32_t n_x, uint32_t n_v)
+void yard_cpu_softmax_start(cpu_scratch *scratch, uint32_t n_x, uint32_t n_v)
 {
     for (uint32_t m = 0; m < n_x; m++) {
         scratch->max[m] = -INFINITY;
@@ -59,7 +59,7 @@ static void start_softmax(cpu_scratch *scratch, uint32_t n_x, uint32_t n_v)
     memset(scratch->acc, 0, (size_t)n_x * n_v * sizeof(float));
 }
 
-static void finish_softmax(const cpu_kernels *k, cpu_scratch *scratch, uint32_t m, uint32_t n_v)
+void yard_cpu_softmax_finish(const cpu_kernels *k, cpu_scratch *scratch, uint32_t m, uint32_t n_v)
 {
     k->scale(scratch->acc + (size_t)m * n_v, n_v, 1.0f / scratch->sum[m]);
 }
@@ -96,7 +96,7 @@ static void decode_task(void *ctx, uint32_t task, uint32_t thread)
                           a->rope_dims, x + a->kv_rank);
         memset(x + width, 0, (ld - width) * sizeof(float));
     }
-    start_softmax(scratch, n_h, a->kv_rank);
+    yard_cpu_softmax_start(scratch, n_h, a->kv_rank);
     for (uint32_t at = 0; at < n_keys; at += YARD_PAGE_TOKENS) {
         const uint32_t n = n_keys - at < YARD_PAGE_TOKENS ? n_keys - at : YARD_PAGE_TOKENS;
 
@@ -110,10 +110,11 @@ static void decode_task(void *ctx, uint32_t task, uint32_t thread)
                             .n_k = width,
                             .y = scratch->score,
                             .y_ld = YARD_PAGE_TOKENS });
-        join_page(k, scratch, 0, n_h, n, a->softmax_scale, scratch->latent, ld, a->kv_rank);
+        yard_cpu_softmax_join(k, scratch, 0, n_h, 0, n, a->softmax_scale, scratch->latent, ld,
+                              a->kv_rank);
     }
     for (uint32_t h = 0; h < n_h; h++) {
-        finish_softmax(k, scratch, h, a->kv_rank);
+        yard_cpu_softmax_finish(k, scratch, h, a->kv_rank);
         yard_cpu_store_row(k, a->y, row, (size_t)(h0 + h) * a->kv_rank, a->kv_rank,
                            scratch->acc + (size_t)h * a->kv_rank);
     }
@@ -164,7 +165,7 @@ static void expand_page(const struct prefill_job *job, cpu_scratch *scratch, uin
     bool scaled = false;
 
     for (uint32_t j = 0; j < n; j++) {
-        const void *stored = page_row(&a->cache, a->batch, job->span.row, page_idx, j);
+        const void *stored = yard_cpu_page_row(&a->cache, a->batch, job->span.row, page_idx, j);
         float *key = scratch->k + j * k_ld;
 
         source.x =
@@ -220,11 +221,11 @@ static void attend_page(const struct prefill_job *job, cpu_scratch *scratch, uin
                         .y = scratch->score + (size_t)first * YARD_PAGE_TOKENS,
                         .y_ld = YARD_PAGE_TOKENS });
     for (uint32_t m = first; m < whole; m++)
-        join_page(k, scratch, m, 1, span->first_position + m - page_at + 1, a->softmax_scale,
-                  scratch->v, v_ld, a->v_dims);
+        yard_cpu_softmax_join(k, scratch, m, 1, 0, span->first_position + m - page_at + 1,
+                              a->softmax_scale, scratch->v, v_ld, a->v_dims);
     if (whole < span->n_rows)
-        join_page(k, scratch, whole, span->n_rows - whole, YARD_PAGE_TOKENS, a->softmax_scale,
-                  scratch->v, v_ld, a->v_dims);
+        yard_cpu_softmax_join(k, scratch, whole, span->n_rows - whole, 0, YARD_PAGE_TOKENS,
+                              a->softmax_scale, scratch->v, v_ld, a->v_dims);
 }
 
 static void prefill_task(void *ctx, uint32_t head, uint32_t thread)
@@ -242,7 +243,7 @@ static void prefill_task(void *ctx, uint32_t head, uint32_t thread)
         yard_cpu_read_row(k, a->q, span->row + m, (size_t)head * head_dim, head_dim, x);
         memset(x + head_dim, 0, (ld - head_dim) * sizeof(float));
     }
-    start_softmax(scratch, span->n_rows, a->v_dims);
+    yard_cpu_softmax_start(scratch, span->n_rows, a->v_dims);
     for (uint32_t at = 0; at < n_keys; at += YARD_PAGE_TOKENS) {
         const uint32_t n = n_keys - at < YARD_PAGE_TOKENS ? n_keys - at : YARD_PAGE_TOKENS;
 
@@ -250,7 +251,7 @@ static void prefill_task(void *ctx, uint32_t head, uint32_t thread)
         attend_page(job, scratch, at, n);
     }
     for (uint32_t m = 0; m < span->n_rows; m++) {
-        finish_softmax(k, scratch, m, a->v_dims);
+        yard_cpu_softmax_finish(k, scratch, m, a->v_dims);
         yard_cpu_store_row(k, a->y, span->row + m, (size_t)head * a->v_dims, a->v_dims,
                            scratch->acc + (size_t)m * a->v_dims);
     }

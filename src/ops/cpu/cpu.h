@@ -133,6 +133,23 @@ typedef struct product_args {
 } product_args;
 void yard_cpu_product(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a);
 
+/* x [n_dims] rotated into y, another buffer; see yard_rope. */
+void yard_cpu_rotate(const yard_rope *rope, int32_t position, const float *x, float *y);
+
+/* Where a position of the sequence of batch row `row` lies in the cache. */
+const void *yard_cpu_page_row(const yard_kv_layer *cache, const yard_batch *b, uint32_t row,
+                              uint32_t page_idx, uint32_t position_in_page);
+
+/* A softmax over pages of keys, for queries whose state lies in scratch->max, sum and acc
+ * [.., n_v]: start; for each page put scores into scratch->score and join; finish, which leaves the
+ * weighted means in acc. */
+void yard_cpu_softmax_start(cpu_scratch *scratch, uint32_t n_x, uint32_t n_v);
+/* Queries [first, first + n_x) after keys [from, from + n_k) of a page whose values are v. */
+void yard_cpu_softmax_join(const cpu_kernels *k, cpu_scratch *scratch, uint32_t first, uint32_t n_x,
+                           uint32_t from, uint32_t n_k, float scale, const float *v, uint32_t v_ld,
+                           uint32_t n_v);
+void yard_cpu_softmax_finish(const cpu_kernels *k, cpu_scratch *scratch, uint32_t m, uint32_t n_v);
+
 static inline uint32_t pad_lanes(uint32_t n)
 {
     return (n + LANES - 1) / LANES * LANES;
@@ -159,6 +176,8 @@ void yard_cpu_rope_q(yard_stream s, const yard_rope_q_args *a);
 void yard_cpu_rope_append_kv(yard_stream s, const yard_rope_append_kv_args *a);
 void yard_cpu_mla_decode(yard_stream s, const yard_mla_decode_args *a);
 void yard_cpu_mla_prefill(yard_stream s, const yard_mla_prefill_args *a);
+void yard_cpu_gqa_append_kv(yard_stream s, const yard_gqa_append_kv_args *a);
+void yard_cpu_gqa_attend(yard_stream s, const yard_gqa_attend_args *a);
 void yard_cpu_moe_route(yard_stream s, const yard_moe_route_args *a);
 void yard_cpu_moe_scatter(yard_stream s, const yard_moe_scatter_args *a);
 void yard_cpu_moe_gather(yard_stream s, const yard_moe_gather_args *a);

@@ -29,8 +29,17 @@ static void score_row(const yard_moe_route_args *a, const float *logits, float *
         score[e] /= sum;
 }
 
-/* The sum of the two largest of a group's choices, or the only one. */
-static float group_value(const float *choice, uint32_t n)
+static float largest_of(const float *choice, uint32_t n)
+{
+    float largest = choice[0];
+
+    for (uint32_t i = 1; i < n; i++)
+        if (choice[i] > largest)
+            largest = choice[i];
+    return largest;
+}
+
+static float two_largest_of(const float *choice, uint32_t n)
 {
     float first = choice[0], second;
 
@@ -68,7 +77,8 @@ static void mask_groups(const yard_moe_route_args *a, float *choice, float *valu
     const uint32_t size = a->n_experts / a->n_groups;
 
     for (uint32_t g = 0; g < a->n_groups; g++)
-        value[g] = group_value(choice + g * size, size);
+        value[g] = a->group_value == YARD_GROUP_LARGEST ? largest_of(choice + g * size, size)
+                                                        : two_largest_of(choice + g * size, size);
     for (uint32_t g = 0; g < a->n_groups; g++)
         if (rank_of(value, a->n_groups, g) >= a->top_groups)
             for (uint32_t i = 0; i < size; i++)

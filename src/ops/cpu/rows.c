@@ -202,18 +202,19 @@ void yard_cpu_select_rows(yard_stream s, const yard_select_rows_args *a)
 
 /* ---- rotary embedding and the latent cache ----------------------------------------------- */
 
-/* Pairs (2i, 2i + 1) turn by position * inv_freq[i]; the halves go apart. Angles in double: at
- * position 100,000 an f32 angle is off by several thousandths. */
-static void rotate(const yard_rope *rope, int32_t position, const float *x, float *y)
+/* Angles in double: at position 100,000 an f32 angle is off by several thousandths. */
+void yard_cpu_rotate(const yard_rope *rope, int32_t position, const float *x, float *y)
 {
     const uint32_t half = rope->n_dims / 2;
+    const uint32_t step = rope->layout == YARD_ROPE_HALVES ? 1 : 2;
+    const float *second = x + (rope->layout == YARD_ROPE_HALVES ? half : 1);
 
     for (uint32_t i = 0; i < half; i++) {
         const double angle = (double)position * (double)rope->inv_freq[i];
         const float c = (float)cos(angle), s = (float)sin(angle);
 
-        y[i] = x[2 * i] * c - x[2 * i + 1] * s;
-        y[half + i] = x[2 * i + 1] * c + x[2 * i] * s;
+        y[i] = x[step * i] * c - second[step * i] * s;
+        y[half + i] = second[step * i] * c + x[step * i] * s;
     }
 }
 
@@ -228,7 +229,7 @@ static void rope_q_row(void *ctx, uint32_t i, uint32_t thread)
         const size_t col = (size_t)(h + 1) * a->head_dim - a->rope.n_dims;
 
         yard_cpu_read_row(k, a->q, i, col, a->rope.n_dims, x);
-        rotate(&a->rope, a->batch->position[i], x, y);
+        yard_cpu_rotate(&a->rope, a->batch->position[i], x, y);
         yard_cpu_store_row(k, a->q, i, col, a->rope.n_dims, y);
     }
 }
@@ -255,7 +256,7 @@ static void append_row(void *ctx, uint32_t i, uint32_t thread)
 
     yard_cpu_read_row(k, a->kv, i, 0, a->kv_rank + a->rope.n_dims, x);
     norm_values(k, x, a->kv_rank, a->norm_dtype, a->norm_weight, a->eps);
-    rotate(&a->rope, position, x + a->kv_rank, y);
+    yard_cpu_rotate(&a->rope, position, x + a->kv_rank, y);
     yard_cpu_store_row(k, cache, slot, 0, a->kv_rank, x);
     yard_cpu_store_row(k, cache, slot, a->kv_rank, a->rope.n_dims, y);
 }

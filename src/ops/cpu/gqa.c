@@ -1,0 +1,185 @@
+/* Grouped-query attention: several query heads share the keys and values of one kv head. A task
+ * takes a few consecutive rows of one sequence and one kv head, so that a page is decoded once for
+ * all their queries. Pages are joined as in latent attention. */
+#include "ops/cpu/cpu.h"
+
+/* ---- append ------------------------------------------------------------------------------ */
+
+struct append_job {
+    yard_stream s;
+    const yard_gqa_append_kv_args *a;
+};
+
+static void append_row(void *ctx, uint32_t i, uint32_t thread)
+{
+    const struct append_job *job = ctx;
+    const yard_gqa_append_kv_args *a = job->a;
+    const cpu_kernels *k = job->s->kernels;
+    const uint32_t position = (uint32_t)a->batch->position[i], n_dims = a->head_dim;
+    const yard_rows cache = { .dtype = a->cache.dtype,
+                              .ld = a->cache.width,
+                              .data = (void *)yard_cpu_page_row(&a->cache, a->batch, i,
+                                                                position / YARD_PAGE_TOKENS,
+                                                                position % YARD_PAGE_TOKENS) };
+    float *x = job->s->scratch[thread].k, *y = job->s->scratch[thread].v;
+
+    for (uint32_t h = 0; h < a->n_kv_heads; h++) {
+        yard_cpu_read_row(k, a->k, i, (size_t)h * n_dims, n_dims, x);
+        yard_cpu_rotate(&a->rope, (int32_t)position, x, y);
+        yard_cpu_store_row(k, cache, 0, (size_t)h * n_dims, n_dims, y);
+        yard_cpu_read_row(k, a->v, i, (size_t)h * n_dims, n_dims, x);
+        yard_cpu_store_row(k, cache, 0, (size_t)(a->n_kv_heads + h) * n_dims, n_dims, x);
+    }
+}
+
+void yard_cpu_gqa_append_kv(yard_stream s, const yard_gqa_append_kv_args *a)
+{
+    struct append_job job = { s, a };
+
+    yard_pool_run(s->pool, append_row, &job, (uint32_t)*a->batch->n_tokens);
+}
+
+/* ---- attention --------------------------------------------------------------------------- */
+
+struct attend_job {
+    yard_stream s;
+    const yard_gqa_attend_args *a;
+    const int32_t *tile; /* [n_tiles + 1] first row of each */
+};
+
+/* One tile and one kv head; query (m, g) of row first + m is number m * n_shared + g. */
+struct tile {
+    const yard_gqa_attend_args *a;
+    const cpu_kernels *k;
+    cpu_scratch *scratch;
+    uint32_t first, n_rows, kv_head;
+    uint32_t n_shared; /* query heads of the kv head */
+    uint32_t ld;       /* of queries, keys and values in scratch */
+};
+
+static uint32_t last_key(const struct tile *t, uint32_t m)
+{
+    return (uint32_t)t->a->batch->position[t->first + m];
+}
+
+static uint32_t first_key(const struct tile *t, uint32_t m)
+{
+    const uint32_t n = last_key(t, m) + 1;
+
+    return t->a->window && n > t->a->window ? n - t->a->window : 0;
+}
+
+static void load_queries(const struct tile *t)
+{
+    const uint32_t n_dims = t->a->head_dim;
+
+    for (uint32_t q = 0; q < t->n_rows * t->n_shared; q++) {
+        const uint32_t head = t->kv_head * t->n_shared + q % t->n_shared;
+        float *x = t->scratch->x + (size_t)q * t->ld;
+
+        yard_cpu_read_row(t->k, t->a->q, t->first + q / t->n_shared, (size_t)head * n_dims, n_dims,
+                          x);
+        memset(x + n_dims, 0, (t->ld - n_dims) * sizeof(*x));
+    }
+}
+
+/* Keys and values [from, end) of a page, at their places in it. */
+static void load_page(const struct tile *t, uint32_t page_idx, uint32_t from, uint32_t end)
+{
+    const yard_gqa_attend_args *a = t->a;
+    const uint32_t n_dims = a->head_dim;
+
+    for (uint32_t j = from; j < end; j++) {
+        const yard_rows stored = { .dtype = a->cache.dtype,
+                                   .ld = a->cache.width,
+                                   .data = (void *)yard_cpu_page_row(&a->cache, a->batch, t->first,
+                                                                     page_idx, j) };
+        float *key = t->scratch->k + (size_t)j * t->ld;
+
+        yard_cpu_read_row(t->k, stored, 0, (size_t)t->kv_head * n_dims, n_dims, key);
+        memset(key + n_dims, 0, (t->ld - n_dims) * sizeof(*key));
+        yard_cpu_read_row(t->k, stored, 0, (size_t)(a->n_kv_heads + t->kv_head) * n_dims, n_dims,
+                          t->scratch->v + (size_t)j * t->ld);
+    }
+}
+
+/* One page against the rows of the tile that see any of it. */
+static void attend_page(const struct tile *t, uint32_t page_idx)
+{
+    const yard_gqa_attend_args *a = t->a;
+    const uint32_t at = page_idx * YARD_PAGE_TOKENS, page_end = at + YARD_PAGE_TOKENS;
+    uint32_t m0 = 0, end = t->n_rows;
+    uint32_t from, to;
+
+    while (m0 < end && last_key(t, m0) < at)
+        m0++;
+    while (end > m0 && first_key(t, end - 1) >= page_end)
+        end--;
+    if (m0 == end)
+        return;
+    from = first_key(t, m0) > at ? first_key(t, m0) - at : 0;
+    to = last_key(t, end - 1) < page_end ? last_key(t, end - 1) + 1 - at : YARD_PAGE_TOKENS;
+    load_page(t, page_idx, from, to);
+    t->k->dot(
+        &(dot_args){ .x = t->scratch->x + (size_t)m0 * t->n_shared * t->ld,
+                     .x_ld = t->ld,
+                     .n_x = (end - m0) * t->n_shared,
+                     .w = t->scratch->k + (size_t)from * t->ld,
+                     .w_ld = t->ld,
+                     .n_w = to - from,
+                     .n_k = a->head_dim,
+                     .y = t->scratch->score + (size_t)m0 * t->n_shared * YARD_PAGE_TOKENS + from,
+                     .y_ld = YARD_PAGE_TOKENS });
+    for (uint32_t m = m0; m < end; m++) {
+        const uint32_t low = first_key(t, m) > at ? first_key(t, m) - at : 0;
+        const uint32_t high = last_key(t, m) < page_end ? last_key(t, m) + 1 - at : page_end - at;
+
+        yard_cpu_softmax_join(t->k, t->scratch, m * t->n_shared, t->n_shared, low, high - low,
+                              a->softmax_scale, t->scratch->v, t->ld, a->head_dim);
+    }
+}
+
+static void attend_task(void *ctx, uint32_t task, uint32_t thread)
+{
+    const struct attend_job *job = ctx;
+    const yard_gqa_attend_args *a = job->a;
+    const uint32_t tile_idx = task / a->n_kv_heads, n_dims = a->head_dim;
+    const struct tile t = { .a = a,
+                            .k = job->s->kernels,
+                            .scratch = &job->s->scratch[thread],
+                            .first = (uint32_t)job->tile[tile_idx],
+                            .n_rows = (uint32_t)(job->tile[tile_idx + 1] - job->tile[tile_idx]),
+                            .kv_head = task % a->n_kv_heads,
+                            .n_shared = a->n_heads / a->n_kv_heads,
+                            .ld = pad_lanes(n_dims) };
+    const uint32_t n_queries = t.n_rows * t.n_shared;
+
+    load_queries(&t);
+    yard_cpu_softmax_start(t.scratch, n_queries, n_dims);
+    for (uint32_t page_idx = first_key(&t, 0) / YARD_PAGE_TOKENS;
+         page_idx <= last_key(&t, t.n_rows - 1) / YARD_PAGE_TOKENS; page_idx++)
+        attend_page(&t, page_idx);
+    for (uint32_t q = 0; q < n_queries; q++) {
+        const uint32_t head = t.kv_head * t.n_shared + q % t.n_shared;
+
+        yard_cpu_softmax_finish(t.k, t.scratch, q, n_dims);
+        yard_cpu_store_row(t.k, a->y, t.first + q / t.n_shared, (size_t)head * n_dims, n_dims,
+                           t.scratch->acc + (size_t)q * n_dims);
+    }
+}
+
+/* Scratch holds max(MAX_TILE_ROWS, all heads of a row) queries. */
+void yard_cpu_gqa_attend(yard_stream s, const yard_gqa_attend_args *a)
+{
+    const int32_t *seq = a->batch->seq, n_tokens = *a->batch->n_tokens;
+    const uint32_t n_shared = a->n_heads / a->n_kv_heads;
+    const int32_t most = n_shared < MAX_TILE_ROWS ? (int32_t)(MAX_TILE_ROWS / n_shared) : 1;
+    struct attend_job job = { s, a, s->list };
+    uint32_t n_tiles = 0;
+
+    for (int32_t i = 0, start = 0; i < n_tokens; i++)
+        if (i == 0 || seq[i] != seq[i - 1] || i - start == most)
+            s->list[n_tiles++] = start = i;
+    s->list[n_tiles] = n_tokens;
+    yard_pool_run(s->pool, attend_task, &job, n_tiles * a->n_kv_heads);
+}
