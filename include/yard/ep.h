@@ -84,6 +84,8 @@ typedef struct yard_ep_config {
                          whose ranks all read it there, instead of once per rank. Wants ranks of a
                          node to share memory (transport shm or shm+tcp) where there are several
                          nodes, one with several ranks. Default false */
+    uint64_t heap_at; /* of a borrowed fabric: where the group's part of the heap begins, zeroed and
+                         used by nobody else; a multiple of 64, equal on all ranks. Default 0 */
 } yard_ep_config;
 
 #define YARD_EP_CONFIG_INIT                                                                        \

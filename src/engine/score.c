@@ -84,7 +84,8 @@ static void take_drafts(struct score *s, uint32_t n_rows)
 
     if (n_drafts > 0) {
         s->n_wanted -= last_wanted;
-        yard_model_draft(s->engine->model, s->ids + s->from + 1, (int32_t)n_drafts);
+        s->status = yard_model_draft(s->engine->model, NULL, s->ids + s->from + 1,
+                                     (int32_t)n_drafts, &s->engine->err);
         take_logits(s, NULL);
         s->n_wanted += last_wanted;
     }
@@ -99,7 +100,7 @@ static void score_chunk(struct score *s, uint32_t n_rows)
 
     step->n_tokens = 0;
     yard_engine_add_rows(s->engine, 0, s->ids, s->from, n_rows, s->n_ids);
-    yard_model_forward(s->engine->model);
+    s->status = yard_model_forward(s->engine->model, NULL, &s->engine->err);
     s->n_wanted = 0;
     for (uint32_t i = 0; i < n_rows; i++)
         if (is_wanted(s, s->from + i))

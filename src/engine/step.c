@@ -183,7 +183,9 @@ yard_status yard_engine_step(yard_engine *e)
     if (e->n_running == 0)
         return YARD_OK;
     gather_rows(e);
-    yard_model_forward(e->model);
+    st = yard_model_forward(e->model, NULL, &e->err);
+    if (st != YARD_OK)
+        return st;
     if (e->n_logit_rows > 0)
         sample(e);
     for (uint32_t i = 0; i < e->n_logit_rows; i++)

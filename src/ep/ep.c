@@ -260,7 +260,7 @@ static void lay_out_memory(yard_ep *ep, yard_arena *arena)
 static yard_status allocate(yard_ep *ep, yard_error *err)
 {
     yard_arena arena = { 0 };
-    yard_sym at = 0;
+    yard_sym at = ep->config.heap_at;
 
     lay_out_memory(ep, &arena);
     arena.size_bytes = arena.used_bytes;
@@ -316,6 +316,21 @@ static void choose_relays(yard_ep *ep)
     }
 }
 
+static yard_status check_heap(const yard_ep *ep, yard_error *err)
+{
+    const uint64_t has = yard_fabric_heap_bytes(ep->fabric), at = ep->config.heap_at;
+    const size_t want = heap_bytes(ep, yard_fabric_copies(ep->fabric));
+
+    if (at % ALIGN != 0)
+        return yard_fail(err, YARD_EINVAL, "ep config: heap_at: want a multiple of %d, got %llu",
+                         ALIGN, (unsigned long long)at);
+    if (at > has || want > has - at)
+        return yard_fail(err, YARD_EINVAL,
+                         "ep: want a heap of %zu bytes from %llu on, the fabric's has %llu", want,
+                         (unsigned long long)at, (unsigned long long)has);
+    return YARD_OK;
+}
+
 static yard_status start(yard_ep *ep, yard_error *err)
 {
     const char *reason = "";
@@ -326,10 +341,9 @@ static yard_status start(yard_ep *ep, yard_error *err)
     if (st != YARD_OK)
         return st;
     derive(ep, yard_fabric_rank(ep->fabric), yard_fabric_size(ep->fabric));
-    if (heap_bytes(ep, yard_fabric_copies(ep->fabric)) > yard_fabric_heap_bytes(ep->fabric))
-        return yard_fail(err, YARD_EINVAL, "ep: want a heap of %zu bytes, the fabric's has %zu",
-                         heap_bytes(ep, yard_fabric_copies(ep->fabric)),
-                         yard_fabric_heap_bytes(ep->fabric));
+    st = check_heap(ep, err);
+    if (st != YARD_OK)
+        return st;
     if (check_nodes(ep, err) != YARD_OK)
         return YARD_ENOTSUP;
     ep->convert = yard_convert_best();

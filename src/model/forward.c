@@ -5,29 +5,11 @@
 
 #include "model/forward_impl.h"
 
+static const yard_layout one_rank = { 1, 1, 1 };
+
 static uint32_t max_u32(uint32_t a, uint32_t b)
 {
     return a > b ? a : b;
-}
-
-static yard_rows take_rows(yard_arena *arena, yard_dtype dtype, size_t n_rows, uint32_t n_cols)
-{
-    yard_rows rows = { .dtype = dtype, .ld = n_cols };
-
-    rows.data = yard_arena_take(arena, n_rows * n_cols * yard_dtype_bytes(dtype));
-    if (dtype == YARD_FP8_E4M3)
-        rows.scale = yard_arena_take(arena, n_rows * yard_group_count(n_cols) * sizeof(float));
-    return rows;
-}
-
-static activation take_activation(const yard_model *m, yard_arena *arena, size_t n_rows,
-                                  uint32_t n_cols)
-{
-    activation a = { .plain = take_rows(arena, m->plain, n_rows, n_cols) };
-
-    if (m->quantise)
-        a.quant = take_rows(arena, YARD_FP8_E4M3, n_rows, n_cols);
-    return a;
 }
 
 static void lay_out_step(yard_model *m, yard_arena *arena)
@@ -45,43 +27,16 @@ static void lay_out_step(yard_model *m, yard_arena *arena)
     m->logit_index = yard_arena_take(arena, o->max_logits * sizeof(int32_t));
 }
 
-static void lay_out_attention(yard_model *m, yard_arena *arena)
+static void lay_out_experts(yard_model *m, yard_arena *arena)
 {
     const yard_model_config *c = &m->config;
-    const size_t t = m->options.max_tokens;
+    const uint32_t n = m->share.experts.n;
 
-    m->inv_freq = yard_arena_take(arena, (c->rope_dims / 2 + 1) * sizeof(float));
-    m->x = yard_arena_take(arena, t * c->hidden * sizeof(float));
-    m->h = take_activation(m, arena, t, c->hidden);
-    m->q_a = take_rows(arena, YARD_F32, t, c->q_rank);
-    m->q_a_norm = take_activation(m, arena, t, c->q_rank);
-    m->kv_a = take_rows(arena, YARD_F32, t, c->kv_rank + c->rope_dims);
-    m->q = take_rows(arena, m->plain, t, c->n_heads * (c->nope_dims + c->rope_dims));
-    m->q_latent = take_rows(arena, m->plain, t, c->n_heads * c->kv_rank);
-    m->o_latent = take_rows(arena, m->plain, t, c->n_heads * c->kv_rank);
-    m->attended = take_activation(m, arena, t, c->n_heads * c->v_dims);
-    m->delta = take_rows(arena, YARD_F32, t, c->hidden);
-}
-
-static void lay_out_mlp(yard_model *m, yard_arena *arena)
-{
-    const yard_model_config *c = &m->config;
-    const size_t t = m->options.max_tokens, rows = t * c->top_k;
-    const uint32_t inter = max_u32(c->n_dense_layers ? c->dense_inter : 1,
-                                   max_u32(1, c->n_shared_experts * c->expert_inter));
-
-    m->mlp_gate_up = take_rows(arena, m->plain, t, 2 * inter);
-    m->mlp_mid = take_activation(m, arena, t, inter);
-    m->router_logits = yard_arena_take(arena, t * c->n_experts * sizeof(float));
-    m->expert = yard_arena_take(arena, rows * sizeof(int32_t));
-    m->expert_weight = yard_arena_take(arena, rows * sizeof(float));
-    m->offset = yard_arena_take(arena, (c->n_experts + 1) * sizeof(int32_t));
-    m->row_index = yard_arena_take(arena, rows * sizeof(int32_t));
-    m->expert_x = take_activation(m, arena, rows, c->hidden);
-    m->expert_gate_up = take_rows(arena, m->plain, rows, 2 * c->expert_inter);
-    m->expert_mid = take_activation(m, arena, rows, c->expert_inter);
-    m->expert_y = take_rows(arena, m->plain, rows, c->hidden);
-    m->moe_y = yard_arena_take(arena, t * c->hidden * sizeof(float));
+    m->expert_count = yard_arena_take(arena, n * sizeof(int32_t));
+    m->offset = yard_arena_take(arena, (n + 1) * sizeof(int32_t));
+    m->expert_x = yard_activation_take(m, arena, m->expert_rows, c->hidden);
+    m->expert_gate_up = yard_rows_take(arena, m->plain, m->expert_rows, 2 * c->expert_inter);
+    m->expert_mid = yard_activation_take(m, arena, m->expert_rows, c->expert_inter);
 }
 
 static uint32_t cached_layers(const yard_model *m)
@@ -99,15 +54,16 @@ static void lay_out(yard_model *m, yard_arena *arena)
         (size_t)o->n_pages * YARD_PAGE_TOKENS * width * yard_dtype_bytes(m->plain);
 
     lay_out_step(m, arena);
-    lay_out_attention(m, arena);
-    lay_out_mlp(m, arena);
+    m->inv_freq = yard_arena_take(arena, (c->rope_dims / 2 + 1) * sizeof(float));
+    yard_part_lay_out(m, &m->all, arena);
+    lay_out_experts(m, arena);
     m->selected = yard_arena_take(arena, (size_t)o->max_logits * c->hidden * sizeof(float));
-    m->selected_norm = take_activation(m, arena, o->max_logits, c->hidden);
+    m->selected_norm = yard_activation_take(m, arena, o->max_logits, c->hidden);
     m->logits = yard_arena_take(arena, (size_t)o->max_logits * c->vocab * sizeof(float));
     if (o->mtp) {
         m->next_token = yard_arena_take(arena, o->max_tokens * sizeof(int32_t));
         m->next_embed = yard_arena_take(arena, (size_t)o->max_tokens * c->hidden * sizeof(float));
-        m->joined = take_rows(arena, m->plain, o->max_tokens, 2 * c->hidden);
+        m->joined = yard_rows_take(arena, m->plain, o->max_tokens, 2 * c->hidden);
     }
     m->layers = yard_arena_take(arena, cached_layers(m) * sizeof(*m->layers));
     for (uint32_t i = 0; i < cached_layers(m); i++) {
@@ -117,14 +73,61 @@ static void lay_out(yard_model *m, yard_arena *arena)
     }
 }
 
-static void choose_mode(yard_model *m, const yard_model_config *config,
-                        const yard_model_options *options)
+static yard_status check_ranks(const yard_model_config *c, const yard_model_options *o,
+                               yard_error *err)
 {
+    const yard_layout l = o->layout;
+    yard_status st = yard_layout_check(c, l, o->exact, err);
+
+    if (st != YARD_OK)
+        return st;
+    if (l.tp > 1)
+        return yard_fail(err, YARD_ENOTSUP, "TP %u: only TP 1 runs yet", l.tp);
+    if (o->rank >= l.ep)
+        return yard_fail(err, YARD_EINVAL, "rank: want below EP %u, got %u", l.ep, o->rank);
+    if (l.ep > 1 && (!o->fabric || yard_fabric_size(o->fabric) != l.ep ||
+                     yard_fabric_rank(o->fabric) != o->rank))
+        return yard_fail(err, YARD_EINVAL, "fabric: want rank %u of %u, got %s", o->rank, l.ep,
+                         o->fabric ? "another" : "none");
+    return YARD_OK;
+}
+
+yard_status yard_model_heap_bytes(const yard_model_config *config,
+                                  const yard_model_options *options, size_t *n_bytes,
+                                  yard_error *err)
+{
+    yard_model_options o = *options;
+    size_t expert_rows;
+    yard_status st;
+
+    if (o.layout.ep == 0)
+        o.layout = one_rank;
+    st = yard_layout_check(config, o.layout, o.exact, err);
+    return st == YARD_OK ? yard_exchange_size(config, &o, &expert_rows, n_bytes, err) : st;
+}
+
+/* Layout and mode. */
+static yard_status choose(yard_model *m, const yard_model_config *config,
+                          const yard_model_options *options, yard_error *err)
+{
+    yard_layout *const layout = &m->options.layout;
+    size_t heap_bytes;
+    yard_status st;
+
     m->config = *config;
     m->options = *options;
+    if (layout->ep == 0)
+        *layout = one_rank;
+    st = check_ranks(config, &m->options, err);
+    if (st == YARD_OK)
+        st = yard_exchange_size(config, &m->options, &m->expert_rows, &heap_bytes, err);
+    if (st != YARD_OK)
+        return st;
+    m->share = yard_layout_share(config, *layout, options->rank);
     m->options.mtp = options->mtp && config->n_mtp > 0;
     m->plain = options->exact ? YARD_F32 : YARD_BF16;
     m->quantise = config->fp8 && !options->exact;
+    return YARD_OK;
 }
 
 static yard_status allocate(yard_model *m, yard_error *err)
@@ -142,13 +145,13 @@ static yard_status allocate(yard_model *m, yard_error *err)
                          "refused",
                          m->options.n_pages, m->options.max_tokens, arena.size_bytes / 1000000);
     lay_out(m, &arena);
-    m->batch = (yard_batch){ .n_tokens = &m->step.n_tokens,
-                             .token = m->step.token,
-                             .position = m->step.position,
-                             .seq = m->step.seq,
-                             .absorbed = m->step.absorbed,
-                             .page_table = m->step.page_table,
-                             .page_table_ld = m->options.max_pages_per_seq };
+    m->all.batch = (yard_batch){ .n_tokens = &m->all.n_tokens,
+                                 .token = m->step.token,
+                                 .position = m->step.position,
+                                 .seq = m->step.seq,
+                                 .absorbed = m->step.absorbed,
+                                 .page_table = m->step.page_table,
+                                 .page_table_ld = m->options.max_pages_per_seq };
     for (uint32_t i = 0; i < m->config.n_layers; i++)
         m->layers[i].w = &m->weights->layers[i];
     if (m->options.mtp)
@@ -191,6 +194,7 @@ static yard_status check_experts(const yard_model *m, uint32_t layer_idx,
                                  const yard_layer_weights *layer, yard_error *err)
 {
     const yard_moe_weights *w = &layer->moe;
+    const uint32_t first = m->share.experts.first;
     const struct {
         const char *name;
         const yard_matrix *experts, *like;
@@ -199,14 +203,20 @@ static yard_status check_experts(const yard_model *m, uint32_t layer_idx,
                   { "down_proj", w->down, &w->down[0] } };
 
     for (uint32_t k = 0; k < 3; k++)
-        for (uint32_t e = 0; e < m->config.n_experts; e++)
+        for (uint32_t e = 0; e < m->share.experts.n; e++)
             if (kinds[k].experts[e].dtype != kinds[k].like->dtype)
                 return yard_fail(err, YARD_ENOTSUP,
                                  "model.layers.%u.mlp.experts.%u.%s.weight: dtype: want %s like "
-                                 "%s of expert 0, found %s",
-                                 layer_idx, e, kinds[k].name, dtype_of(kinds[k].like),
-                                 k == 2 ? "down_proj" : "gate_proj",
+                                 "%s of expert %u, found %s",
+                                 layer_idx, first + e, kinds[k].name, dtype_of(kinds[k].like),
+                                 k == 2 ? "down_proj" : "gate_proj", first,
                                  dtype_of(&kinds[k].experts[e]));
+    /* All layers share one form of rows on the wire. */
+    if (m->options.layout.ep > 1 && m->quantise && w->gate[0].dtype != YARD_FP8_E4M3)
+        return yard_fail(err, YARD_ENOTSUP,
+                         "model.layers.%u.mlp.experts.%u.gate_proj.weight: dtype: want fp8_e4m3 "
+                         "like the other layers' experts when there are several ranks, found %s",
+                         layer_idx, first, dtype_of(&w->gate[0]));
     return YARD_OK;
 }
 
@@ -232,16 +242,19 @@ yard_status yard_model_create(yard_model **out, const char *dir, const yard_mode
 
     if (!m)
         return yard_fail(err, YARD_ENOMEM, "model: %zu bytes", sizeof(*m));
-    choose_mode(m, config, options);
-    m->schedule = &yard_schedule_none;
-    st = yard_weights_load(&m->weights, dir, config,
-                           options->n_threads ? options->n_threads : yard_cpu_count(), notify, err);
+    st = choose(m, config, options, err);
+    if (st == YARD_OK)
+        st = yard_weights_load(&m->weights, dir, config, &m->share,
+                               options->n_threads ? options->n_threads : yard_cpu_count(), notify,
+                               err);
     if (st == YARD_OK)
         st = check_layers(m, err);
     if (st == YARD_OK)
         st = open_stream(m, err);
     if (st == YARD_OK)
         st = allocate(m, err);
+    if (st == YARD_OK)
+        st = yard_exchange_create(m, err);
     if (st != YARD_OK) {
         yard_model_destroy(m);
         return st;
@@ -254,6 +267,7 @@ void yard_model_destroy(yard_model *m)
 {
     if (!m)
         return;
+    yard_ep_destroy(m->ep);
     if (m->ops)
         m->ops->close(m->stream);
     yard_pages_free(m->block, m->block_bytes);
@@ -283,32 +297,19 @@ void yard_model_set_trace(yard_model *m, void (*fn)(void *ctx, const yard_layer_
     m->trace_ctx = ctx;
 }
 
-static void trace_layer(const yard_model *m, uint32_t i)
+yard_status yard_model_forward(yard_model *m, const yard_schedule *schedule, yard_error *err)
 {
-    const bool is_moe = m->layers[i].w->is_moe;
+    yard_status st;
 
-    if (!m->trace)
-        return;
-    m->ops->synchronise(m->stream);
-    m->trace(m->trace_ctx, &(yard_layer_trace){ .layer = i,
-                                                .n_tokens = (uint32_t)m->step.n_tokens,
-                                                .hidden = m->x,
-                                                .expert = is_moe ? m->expert : NULL,
-                                                .weight = is_moe ? m->expert_weight : NULL });
-}
-
-void yard_model_forward(yard_model *m)
-{
     m->drafted = false;
-    m->ops->embed(m->stream, &(yard_embed_args){ .n_rows = m->batch.n_tokens,
-                                                 .token = m->batch.token,
+    m->all.n_tokens = m->step.n_tokens;
+    m->ops->embed(m->stream, &(yard_embed_args){ .n_rows = m->all.batch.n_tokens,
+                                                 .token = m->all.batch.token,
                                                  .table = m->weights->embed,
-                                                 .x = m->x });
-    for (uint32_t i = 0; i < m->config.n_layers; i++) {
-        yard_model_run_layer(m, &m->layers[i]);
-        trace_layer(m, i);
-    }
+                                                 .x = m->all.x });
+    st = yard_model_run_layers(m, schedule, 0, m->config.n_layers, err);
     m->ops->synchronise(m->stream);
+    return st;
 }
 
 static yard_rms_norm_args norm_args(const yard_model *m, const int32_t *n_rows, float *x,
@@ -335,7 +336,7 @@ float *yard_model_logits(yard_model *m, const int32_t *index, uint32_t n_rows)
     m->ops->select_rows(m->stream, &(yard_select_rows_args){ .n_rows = m->n_logits,
                                                              .index = m->logit_index,
                                                              .n_cols = m->config.hidden,
-                                                             .x = m->x,
+                                                             .x = m->all.x,
                                                              .out = m->selected });
     norm.y.quant = m->selected_norm.quant;
     norm.ue8m0 = m->config.ue8m0;
@@ -356,30 +357,33 @@ void yard_model_sample(yard_model *m, const yard_sample_row *rows, uint32_t n_ro
     m->ops->synchronise(m->stream);
 }
 
-void yard_model_draft(yard_model *m, const int32_t *next_token, int32_t n_rows)
+yard_status yard_model_draft(yard_model *m, const yard_schedule *schedule,
+                             const int32_t *next_token, int32_t n_rows, yard_error *err)
 {
     const yard_mtp_weights *w = &m->weights->mtp[0];
     const yard_rows joined_hidden = yard_columns(m->joined, m->config.hidden);
-    const yard_rows x = { .dtype = YARD_F32, .ld = m->config.hidden, .data = m->x };
+    const yard_rows x = { .dtype = YARD_F32, .ld = m->config.hidden, .data = m->all.x };
     const activation joined = { .plain = m->joined };
+    const int32_t *const n = m->all.batch.n_tokens;
     yard_rms_norm_args norm;
+    yard_status st;
 
-    m->step.n_tokens = n_rows;
+    m->all.n_tokens = n_rows;
     memcpy(m->next_token, next_token, (size_t)n_rows * sizeof(*next_token));
     if (m->config.mtp_reads_normed_hidden) {
-        norm = norm_args(m, m->batch.n_tokens, m->x, &m->weights->final_norm, x);
+        norm = norm_args(m, n, m->all.x, &m->weights->final_norm, x);
         m->ops->rms_norm_quant(m->stream, &norm);
     }
-    m->ops->embed(m->stream, &(yard_embed_args){ .n_rows = m->batch.n_tokens,
-                                                 .token = m->next_token,
-                                                 .table = w->embed,
-                                                 .x = m->next_embed });
-    norm = norm_args(m, m->batch.n_tokens, m->next_embed, &w->enorm, m->joined);
+    m->ops->embed(m->stream,
+                  &(yard_embed_args){
+                      .n_rows = n, .token = m->next_token, .table = w->embed, .x = m->next_embed });
+    norm = norm_args(m, n, m->next_embed, &w->enorm, m->joined);
     m->ops->rms_norm_quant(m->stream, &norm);
-    norm = norm_args(m, m->batch.n_tokens, m->x, &w->hnorm, joined_hidden);
+    norm = norm_args(m, n, m->all.x, &w->hnorm, joined_hidden);
     m->ops->rms_norm_quant(m->stream, &norm);
-    yard_model_linear(m, &joined, m->batch.n_tokens, &w->eh_proj, x);
-    yard_model_run_layer(m, &m->layers[m->config.n_layers]);
+    yard_model_linear(m, &joined, n, &w->eh_proj, x);
+    st = yard_model_run_layers(m, schedule, m->config.n_layers, m->config.n_layers + 1, err);
     m->drafted = true;
     m->ops->synchronise(m->stream);
+    return st;
 }

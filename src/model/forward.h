@@ -1,9 +1,16 @@
-/* A model that runs: weights, cache and buffers on one device, and the forward pass of a step. A
- * layer is five stages in the order of a schedule (schedule.h); on one rank dispatch and combine
- * are local copies. */
+/* A model that runs, or one rank's share of it: weights, cache and buffers on one device, and the
+ * forward pass of a step. A layer is five stages in the order of a schedule (schedule.h); on one
+ * rank dispatch and combine are local copies.
+ *
+ * With several ranks every rank makes the same forward and draft calls with the same schedules in
+ * the same order, also with no tokens; tokens, sequences and pages are each instance's own, and
+ * equal on its ranks. */
 #ifndef YARD_MODEL_FORWARD_H
 #define YARD_MODEL_FORWARD_H
 
+#include <yard/fabric.h>
+
+#include "model/layout.h"
 #include "model/schedule.h"
 #include "model/weights.h"
 
@@ -17,7 +24,23 @@ typedef struct yard_model_options {
     uint32_t max_logits; /* rows whose logits are computed at once */
     uint32_t n_pages;    /* cache pages of YARD_PAGE_TOKENS positions */
     uint32_t max_pages_per_seq;
+
+    yard_layout layout;  /* all zero: one rank; equal on all ranks, as exact, mtp and max_tokens */
+    uint32_t rank;       /* of layout.ep */
+    bool micro_batch;    /* schedules of two halves may be asked for: more heap. Equal on all ranks
+                          */
+    yard_fabric *fabric; /* of layout.ep ranks; borrowed, must outlive the model; NULL with one */
+    yard_sym heap_at;    /* where yard_model_heap_bytes() of its heap begin, zeroed, for the model
+                            alone; a multiple of 64, equal on all ranks */
+    uint64_t timeout_us; /* of every wait for a peer; 0: the fabric's default */
 } yard_model_options;
+
+/* Bytes of the symmetric heap that a model needs, so that the fabric can be created; 0 with one
+ * rank. fabric, rank and heap_at of the options are not read. Errors: as yard_layout_check();
+ * YARD_EINVAL for what libyard-ep cannot exchange. */
+yard_status yard_model_heap_bytes(const yard_model_config *config,
+                                  const yard_model_options *options, size_t *n_bytes,
+                                  yard_error *err);
 
 /* The rows of the next step, filled by the caller before yard_model_forward(): see yard_batch. The
  * arrays belong to the model. */
@@ -30,8 +53,9 @@ typedef struct yard_step {
 
 typedef struct yard_model yard_model;
 
-/* Loads the weights of dir and allocates everything. config is copied. Errors: as
- * yard_weights_load(); YARD_ENOMEM naming what did not fit. */
+/* Loads this rank's weights from dir and allocates everything. config is copied. Not collective.
+ * Errors: as yard_weights_load() and yard_model_heap_bytes(); YARD_ENOMEM naming what did not fit.
+ */
 yard_status yard_model_create(yard_model **out, const char *dir, const yard_model_config *config,
                               const yard_model_options *options, const yard_notify *notify,
                               yard_error *err);
@@ -41,8 +65,12 @@ yard_step *yard_model_step(yard_model *model);
 const char *yard_model_describe(const yard_model *model);
 bool yard_model_has_mtp(const yard_model *model);
 
-/* Runs all layers over the step's rows. */
-void yard_model_forward(yard_model *model);
+/* Runs all layers over the step's rows. schedule NULL: yard_schedule_none. Errors: YARD_EPEER,
+ * YARD_ETIMEDOUT: a rank was lost, or a wait passed its deadline; the message names layer, stage
+ * and ranks. The step's results are void then, and every later call returns the same status: the
+ * group is to be formed anew, with a new fabric and model. YARD_EINVAL: two halves without
+ * micro_batch. */
+yard_status yard_model_forward(yard_model *model, const yard_schedule *schedule, yard_error *err);
 
 /* Logits of the rows index[0..n_rows) of the last forward pass, n_rows <= max_logits:
  * [n_rows, vocab] f32, owned by the model, valid until the next call. */
@@ -55,8 +83,9 @@ void yard_model_sample(yard_model *model, const yard_sample_row *rows, uint32_t 
 /* Runs the MTP module over the first n_rows rows of the last forward pass; next_token[i] is the
  * token after row i. Logits calls that follow are the module's (row i predicts the token two after
  * its own) until the next forward pass. Uses and fills a cache of its own, at the same positions.
- */
-void yard_model_draft(yard_model *model, const int32_t *next_token, int32_t n_rows);
+ * Errors: as yard_model_forward(). */
+yard_status yard_model_draft(yard_model *model, const yard_schedule *schedule,
+                             const int32_t *next_token, int32_t n_rows, yard_error *err);
 
 /* What a layer left behind, for tests: called after each layer of forward(). */
 typedef struct yard_layer_trace {

@@ -1,6 +1,8 @@
-/* Private to the model room: what model.c allocates and layer.c runs on. */
+/* Private to the model room: what forward.c allocates, layer.c and exchange.c run on. */
 #ifndef YARD_MODEL_FORWARD_IMPL_H
 #define YARD_MODEL_FORWARD_IMPL_H
+
+#include <yard/ep.h>
 
 #include "model/forward.h"
 
@@ -15,26 +17,11 @@ typedef struct yard_layer {
     yard_kv_layer cache;
 } yard_layer;
 
-struct yard_model {
-    yard_model_config config;
-    yard_model_options options;
-    yard_weights *weights;
-    const yard_ops *ops;
-    yard_stream stream;
-    const yard_schedule *schedule;
-
-    void *block; /* memory under the buffers below */
-    size_t block_bytes;
-    yard_dtype plain; /* dtype of plain activations: F32 when exact, else BF16 */
-    bool quantise;    /* FP8 projections get FP8 activations */
-    float softmax_scale;
-    float *inv_freq;
-
-    yard_layer *layers; /* [n_layers (+ 1 with MTP)] */
-    yard_step step;
-    yard_batch batch;     /* the step as operations see it */
-    int32_t *n_logits;    /* [1] */
-    int32_t *logit_index; /* [max_logits] */
+/* Buffers of consecutive rows of a step: all of them, or one of two halves. */
+typedef struct yard_part {
+    int32_t n_tokens;
+    yard_batch batch; /* the rows as operations see them; its n_tokens is the one above */
+    yard_ep_round *round;
 
     float *x;              /* [max_tokens, hidden] residual stream */
     activation h;          /* [.., hidden] normalised */
@@ -51,13 +38,41 @@ struct yard_model {
     float *router_logits; /* [.., n_experts] */
     int32_t *expert;      /* [.., top_k] */
     float *expert_weight; /* [.., top_k] */
-    int32_t *offset;      /* [n_experts + 1] */
-    int32_t *row_index;   /* [.., top_k] */
-    activation expert_x;  /* [max_tokens * top_k, hidden] one form a layer */
+    int32_t *row_index;   /* [.., top_k]; one rank only */
+    yard_rows expert_y;   /* [expert rows, hidden] results of the rows' experts */
+    float *moe_y;         /* [.., hidden] */
+} yard_part;
+
+struct yard_model {
+    yard_model_config config;
+    yard_model_options options;
+    yard_share share; /* what this rank has of each layer */
+    yard_weights *weights;
+    const yard_ops *ops;
+    yard_stream stream;
+    yard_ep *ep;                   /* NULL: one rank */
+    const yard_schedule *schedule; /* of the pass under way */
+
+    void *block; /* memory under the buffers below */
+    size_t block_bytes;
+    yard_dtype plain; /* dtype of plain activations: F32 when exact, else BF16 */
+    bool quantise;    /* FP8 projections get FP8 activations */
+    float softmax_scale;
+    float *inv_freq;
+
+    yard_layer *layers; /* [n_layers (+ 1 with MTP)] */
+    yard_step step;
+    yard_part all, half[YARD_MAX_HALVES];
+    int32_t *n_logits;    /* [1] */
+    int32_t *logit_index; /* [max_logits] */
+
+    /* of this rank's experts, between receipt and return of rows */
+    size_t expert_rows;    /* how many there may be */
+    int32_t *expert_count; /* [experts] rows of each */
+    int32_t *offset;       /* [experts + 1] first row of each */
+    activation expert_x;   /* [expert_rows, hidden] one form a layer */
     yard_rows expert_gate_up;
-    activation expert_mid; /* [max_tokens * top_k, expert_inter] */
-    yard_rows expert_y;    /* [max_tokens * top_k, hidden] */
-    float *moe_y;          /* [.., hidden] */
+    activation expert_mid; /* [expert_rows, expert_inter] */
 
     float *selected; /* [max_logits, hidden] */
     activation selected_norm;
@@ -73,11 +88,39 @@ struct yard_model {
 };
 
 /* y = in . w^T, reading FP8 activations when w is FP8 and the mode quantises. */
-void yard_model_linear(yard_model *m, const activation *in, const int32_t *n_rows,
+void yard_model_linear(const yard_model *m, const activation *in, const int32_t *n_rows,
                        const yard_matrix *w, yard_rows y);
 
-/* One layer, its stages in the order of the schedule. */
-void yard_model_run_layer(yard_model *m, const yard_layer *layer);
+/* One stage of a layer over the rows of p. */
+yard_status yard_model_run_stage(yard_model *m, yard_part *p, uint32_t layer_idx, yard_stage stage,
+                                 yard_error *err);
+
+/* Layers [first, end) over the step's rows, their stages in the order of the schedule. */
+yard_status yard_model_run_layers(yard_model *m, const yard_schedule *schedule, uint32_t first,
+                                  uint32_t end, yard_error *err);
+
+/* Places the buffers of max_tokens rows. */
+void yard_part_lay_out(const yard_model *m, yard_part *p, yard_arena *arena);
+yard_rows yard_rows_take(yard_arena *arena, yard_dtype dtype, size_t n_rows, uint32_t n_cols);
+activation yard_activation_take(const yard_model *m, yard_arena *arena, size_t n_rows,
+                                uint32_t n_cols);
+
+/* Rows to the experts of all ranks and back: copies on one rank, libyard-ep on several. A layer
+ * makes the four calls in this order; two parts may be between send and finish at once. */
+
+/* What expert_rows is, and what the heap needs. */
+yard_status yard_exchange_size(const yard_model_config *c, const yard_model_options *options,
+                               size_t *expert_rows, size_t *heap_bytes, yard_error *err);
+yard_status yard_exchange_create(yard_model *m, yard_error *err);
+
+/* The rows of p->h on their way to p->expert; fp8: their FP8 form. */
+yard_status yard_exchange_send(yard_model *m, yard_part *p, bool fp8);
+/* Fills offset and expert_x, all ranks' rows for this rank's experts. */
+yard_status yard_exchange_take(yard_model *m, yard_part *p, bool fp8);
+/* p->expert_y on its way back. */
+yard_status yard_exchange_return(yard_model *m, yard_part *p);
+/* Fills p->moe_y. */
+yard_status yard_exchange_finish(yard_model *m, yard_part *p);
 
 /* Columns [first, ..) of rows. */
 static inline yard_rows yard_columns(yard_rows x, uint32_t first)

@@ -1,17 +1,14 @@
 /* Parameters and bytes, from the description alone.
  *
  * One rank of a layout holds
- *   - embedding, head, norms, routers, correction biases, q_a, kv_a, kv_b and the shared expert:
- *     whole (kv_b could be cut by heads; article A keeps it whole);
- *   - q_b and o: the heads of its TP slice;
+ *   - embedding, head, norms, routers, correction biases, q_a, kv_a and the shared expert: whole;
+ *   - q_b, kv_b and o: the heads of its TP slice;
  *   - dense MLPs: its share of the 128-wide blocks of the inner dimension;
  *   - routed experts: n_experts / ep of every MoE layer.
  * A projection of an FP8 checkpoint takes a byte a weight and an F32 scale per block, partial
  * blocks included; everything else, and every projection of other checkpoints, takes
  * plain_bytes (two, or four where config.json says float32), correction biases four. */
 #include "model/memory.h"
-
-#include <stdio.h>
 
 static uint64_t product(uint32_t a, uint32_t b)
 {
@@ -65,85 +62,18 @@ uint64_t yard_model_kv_bytes_per_token(const yard_model_config *c)
     return 2 * product(c->n_layers, c->kv_rank + c->rope_dims);
 }
 
-static uint32_t dense_blocks(const yard_model_config *c)
+static yard_span whole(uint32_t n)
 {
-    return yard_group_count(c->dense_inter);
-}
-
-/* Some rank would get no block of the dense MLPs. */
-static bool has_idle_slice(const yard_model_config *c, uint32_t tp)
-{
-    return c->n_dense_layers > 0 && dense_blocks(c) < tp;
-}
-
-static bool is_legal(const yard_model_config *c, yard_layout l)
-{
-    return l.ep > 0 && l.tp > 0 && l.ep == product(l.dp, l.tp) && c->n_experts % l.ep == 0 &&
-           c->n_heads % l.tp == 0 && !has_idle_slice(c, l.tp);
-}
-
-static uint32_t distance(uint32_t a, uint32_t b)
-{
-    return a > b ? a - b : b - a;
-}
-
-/* The legal layout with the nearest ep, then the nearest tp; of two as near, the smaller. */
-static yard_layout nearest_layout(const yard_model_config *c, yard_layout to)
-{
-    yard_layout best = { 1, 1, 1 }; /* always legal */
-
-    for (uint32_t ep = 1; ep <= c->n_experts; ep++) {
-        if (distance(ep, to.ep) > distance(best.ep, to.ep))
-            continue;
-        for (uint32_t tp = 1; tp <= ep; tp++) {
-            const yard_layout l = { ep, ep / tp, tp };
-            if (is_legal(c, l) && (distance(ep, to.ep) < distance(best.ep, to.ep) ||
-                                   distance(tp, to.tp) < distance(best.tp, to.tp)))
-                best = l;
-        }
-    }
-    return best;
-}
-
-static yard_status check_layout(const yard_model_config *c, yard_layout l, yard_error *err)
-{
-    char why[128];
-    yard_layout near;
-
-    if (is_legal(c, l))
-        return YARD_OK;
-    if (l.ep == 0 || l.ep != product(l.dp, l.tp))
-        snprintf(why, sizeof(why), "want EP = DP x TP, at least 1");
-    else if (c->n_experts % l.ep)
-        snprintf(why, sizeof(why), "%u experts do not divide by EP %u", c->n_experts, l.ep);
-    else if (c->n_heads % l.tp)
-        snprintf(why, sizeof(why), "%u heads do not divide by TP %u", c->n_heads, l.tp);
-    else
-        snprintf(why, sizeof(why), "the dense MLP has %u blocks of %d for TP %u", dense_blocks(c),
-                 YARD_GROUP, l.tp);
-    near = nearest_layout(c, l);
-    return yard_fail(err, YARD_EINVAL,
-                     "layout EP %u, DP %u, TP %u: %s; nearest: EP %u, DP %u, TP %u", l.ep, l.dp,
-                     l.tp, why, near.ep, near.dp, near.tp);
-}
-
-/* Part of a range of rows or columns. */
-typedef struct span {
-    uint32_t first, n;
-} span;
-
-static span whole(uint32_t n)
-{
-    return (span){ 0, n };
+    return (yard_span){ 0, n };
 }
 
 /* The blocks of that size that the span touches. */
-static uint64_t blocks_of(span s, uint32_t block)
+static uint64_t blocks_of(yard_span s, uint32_t block)
 {
     return yard_ceil_div(s.first + s.n, block) - s.first / block;
 }
 
-static uint64_t projection_bytes(const yard_model_config *c, span rows, span cols)
+static uint64_t projection_bytes(const yard_model_config *c, yard_span rows, yard_span cols)
 {
     const uint64_t n = product(rows.n, cols.n);
 
@@ -153,35 +83,26 @@ static uint64_t projection_bytes(const yard_model_config *c, span rows, span col
 }
 
 /* gate and up by rows, down by columns. */
-static uint64_t mlp_bytes(const yard_model_config *c, span inter)
+static uint64_t mlp_bytes(const yard_model_config *c, yard_span inter)
 {
     return 2 * projection_bytes(c, inter, whole(c->hidden)) +
            projection_bytes(c, whole(c->hidden), inter);
 }
 
-static uint64_t attention_bytes(const yard_model_config *c, uint32_t tp, uint32_t slice)
+static uint64_t attention_bytes(const yard_model_config *c, yard_span heads)
 {
-    const uint32_t heads = c->n_heads / tp, first = heads * slice;
     const uint32_t q_dims = c->nope_dims + c->rope_dims, kv_dims = c->nope_dims + c->v_dims;
-    const span q = { first * q_dims, heads * q_dims };
-    const span v = { first * c->v_dims, heads * c->v_dims };
+    const yard_span q = { heads.first * q_dims, heads.n * q_dims };
+    const yard_span kv = { heads.first * kv_dims, heads.n * kv_dims };
+    const yard_span v = { heads.first * c->v_dims, heads.n * c->v_dims };
     uint64_t n_bytes = projection_bytes(c, whole(c->kv_rank + c->rope_dims), whole(c->hidden)) +
-                       projection_bytes(c, whole(c->n_heads * kv_dims), whole(c->kv_rank)) +
+                       projection_bytes(c, kv, whole(c->kv_rank)) +
                        projection_bytes(c, whole(c->hidden), v) +
                        c->plain_bytes * ((uint64_t)c->kv_rank + c->q_rank); /* norms */
 
     if (c->q_rank)
         n_bytes += projection_bytes(c, whole(c->q_rank), whole(c->hidden));
     return n_bytes + projection_bytes(c, q, whole(c->q_rank ? c->q_rank : c->hidden));
-}
-
-static uint64_t dense_bytes(const yard_model_config *c, uint32_t tp, uint32_t slice)
-{
-    const uint32_t first = (uint32_t)(product(dense_blocks(c), slice) / tp) * YARD_GROUP;
-    const uint32_t end = (uint32_t)(product(dense_blocks(c), slice + 1) / tp) * YARD_GROUP;
-    const uint32_t stop = end < c->dense_inter ? end : c->dense_inter;
-
-    return mlp_bytes(c, (span){ first, stop - first });
 }
 
 static uint64_t moe_bytes(const yard_model_config *c, uint32_t n_local_experts)
@@ -196,26 +117,28 @@ static uint64_t moe_bytes(const yard_model_config *c, uint32_t n_local_experts)
 yard_status yard_model_rank_memory(const yard_model_config *c, yard_layout layout, uint32_t rank,
                                    yard_rank_memory *out, yard_error *err)
 {
-    const yard_status st = check_layout(c, layout, err);
+    const yard_status st = yard_layout_check(c, layout, true, err);
     const uint64_t matrix = c->plain_bytes * product(c->vocab, c->hidden); /* embedding or head */
     const uint64_t norm = c->plain_bytes * (uint64_t)c->hidden;
-    yard_rank_memory m;
+    yard_rank_memory m = { 0 };
     uint64_t attention, moe;
+    yard_share share;
 
     if (st)
         return st;
     if (rank >= layout.ep)
         return yard_fail(err, YARD_EINVAL, "rank: want below EP %u, got %u", layout.ep, rank);
-    m.dp_group = rank / layout.tp;
-    m.tp_slice = rank % layout.tp;
-    m.n_experts = c->n_experts / layout.ep;
-    m.first_expert = rank * m.n_experts;
-    attention = attention_bytes(c, layout.tp, m.tp_slice) + 2 * norm;
+    share = yard_layout_share(c, layout, rank);
+    m.dp_group = share.dp_group;
+    m.tp_slice = share.tp_slice;
+    m.n_experts = share.experts.n;
+    m.first_expert = share.experts.first;
+    attention = attention_bytes(c, share.heads) + 2 * norm;
     moe = moe_bytes(c, m.n_experts);
     m.weight_bytes = c->n_layers * attention + (c->n_layers - c->n_dense_layers) * moe +
                      (c->tied_embedding ? 1 : 2) * matrix + norm;
     if (c->n_dense_layers)
-        m.weight_bytes += c->n_dense_layers * dense_bytes(c, layout.tp, m.tp_slice);
+        m.weight_bytes += c->n_dense_layers * mlp_bytes(c, share.dense);
     m.mtp_weight_bytes =
         c->n_mtp * (attention + moe + 2 * matrix + 2 * norm * c->hidden + 3 * norm);
     *out = m;

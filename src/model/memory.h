@@ -3,7 +3,7 @@
 #ifndef YARD_MODEL_MEMORY_H
 #define YARD_MODEL_MEMORY_H
 
-#include "model/config.h"
+#include "model/layout.h"
 
 /* MTP modules are counted apart. */
 typedef struct yard_param_count {
@@ -20,11 +20,6 @@ void yard_model_count_params(const yard_model_config *c, yard_param_count *out);
 
 /* Bytes of KV cache of one token: layers * (kv_rank + rope) * 2 (bf16). */
 uint64_t yard_model_kv_bytes_per_token(const yard_model_config *c);
-
-/* How a model is spread: ep = dp * tp ranks, instances of tp consecutive ranks. */
-typedef struct yard_layout {
-    uint32_t ep, dp, tp;
-} yard_layout;
 
 /* What one rank holds; formulas in memory.c. */
 typedef struct yard_rank_memory {

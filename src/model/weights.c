@@ -24,6 +24,7 @@ struct yard_converted {
 
 typedef struct binder {
     const yard_model_config *c;
+    yard_share share;
     const char *dir;
     yard_weights *w;
     uint8_t *role; /* [tensor count] yard_tensor_role: what was bound */
@@ -90,7 +91,7 @@ static yard_status take(binder *b, const yard_tensor **out, const char *name, ui
     return YARD_OK;
 }
 
-static yard_status take_scale(binder *b, yard_matrix *m, const char *name)
+static yard_status take_scale(binder *b, yard_matrix *m, const char *name, yard_tensor_role role)
 {
     char scale_name[YARD_TENSOR_NAME_BYTES + 16];
     const uint32_t shape[2] = { yard_ceil_div(m->rows, b->c->block_rows),
@@ -99,7 +100,7 @@ static yard_status take_scale(binder *b, yard_matrix *m, const char *name)
     yard_status st;
 
     snprintf(scale_name, sizeof(scale_name), "%s_scale_inv", name);
-    st = take(b, &t, scale_name, F32, shape, 2, YARD_ROLE_SCALES);
+    st = take(b, &t, scale_name, F32, shape, 2, role);
     if (st)
         return st;
     m->scale = t->data;
@@ -108,13 +109,21 @@ static yard_status take_scale(binder *b, yard_matrix *m, const char *name)
     return YARD_OK;
 }
 
+/* Another rank's. It is checked as the own ones are, and not read. */
+static bool is_elsewhere(const binder *b, const yard_tensor_spec *spec)
+{
+    return spec->scope == YARD_SCOPE_EXPERT &&
+           spec->expert_idx - b->share.experts.first >= b->share.experts.n;
+}
+
 /* Some FP8 checkpoints keep a few projections plain. */
 static yard_status take_matrix(binder *b, yard_matrix *m, const yard_tensor_spec *spec)
 {
     const bool fp8 = spec->kind == YARD_TENSOR_PROJECTION && b->c->fp8;
+    const bool elsewhere = is_elsewhere(b, spec);
     const yard_tensor *t = NULL;
-    yard_status st =
-        take(b, &t, spec->name, fp8 ? PLAIN | FP8 : PLAIN, spec->shape, 2, YARD_ROLE_VALUES);
+    yard_status st = take(b, &t, spec->name, fp8 ? PLAIN | FP8 : PLAIN, spec->shape, 2,
+                          elsewhere ? YARD_ROLE_ELSEWHERE : YARD_ROLE_VALUES);
 
     if (st)
         return st;
@@ -123,7 +132,9 @@ static yard_status take_matrix(binder *b, yard_matrix *m, const yard_tensor_spec
                         .cols = spec->shape[1],
                         .ld = spec->shape[1],
                         .data = t->data };
-    return t->dtype == YARD_FP8_E4M3 ? take_scale(b, m, spec->name) : YARD_OK;
+    return t->dtype == YARD_FP8_E4M3
+               ? take_scale(b, m, spec->name, elsewhere ? YARD_ROLE_ELSEWHERE : YARD_ROLE_SCALES)
+               : YARD_OK;
 }
 
 /* An F32 copy of a vector, for readers that do not take its dtype. */
@@ -194,10 +205,10 @@ static yard_status find_place(binder *b, const yard_tensor_spec *spec, char **pl
     case YARD_SCOPE_EXPERT:
         experts = (yard_matrix **)((char *)layer_of(w, spec->layer_idx) + spec->place);
         if (!*experts)
-            *experts = calloc(b->c->n_experts, sizeof(**experts));
+            *experts = calloc(b->share.experts.n, sizeof(**experts));
         if (!*experts)
-            return yard_fail(b->err, YARD_ENOMEM, "weights: %u experts", b->c->n_experts);
-        *place = (char *)&(*experts)[spec->expert_idx];
+            return yard_fail(b->err, YARD_ENOMEM, "weights: %u experts", b->share.experts.n);
+        *place = (char *)&(*experts)[spec->expert_idx - b->share.experts.first];
         break;
     }
     return YARD_OK;
@@ -206,9 +217,13 @@ static yard_status find_place(binder *b, const yard_tensor_spec *spec, char **pl
 static yard_status bind_tensor(void *ctx, const yard_tensor_spec *spec)
 {
     binder *b = ctx;
+    yard_matrix unused;
     char *place = NULL;
-    yard_status st = find_place(b, spec, &place);
+    yard_status st;
 
+    if (is_elsewhere(b, spec))
+        return take_matrix(b, &unused, spec);
+    st = find_place(b, spec, &place);
     if (st)
         return st;
     switch (spec->kind) {
@@ -271,10 +286,13 @@ static yard_status check_surplus(const binder *b)
 }
 
 yard_status yard_weights_load(yard_weights **out, const char *dir, const yard_model_config *config,
-                              uint32_t n_threads, const yard_notify *notify, yard_error *err)
+                              const yard_share *share, uint32_t n_threads,
+                              const yard_notify *notify, yard_error *err)
 {
     binder b = { .c = config, .dir = dir, .err = err };
     yard_status st;
+
+    b.share = share ? *share : yard_layout_share(config, (yard_layout){ 1, 1, 1 }, 0);
 
     b.w = calloc(1, sizeof(*b.w));
     if (!b.w)

@@ -4,6 +4,7 @@
 #define YARD_MODEL_WEIGHTS_H
 
 #include "model/config.h"
+#include "model/layout.h"
 #include "model/safetensors.h"
 
 /* A norm's weight [n]. */
@@ -31,7 +32,7 @@ typedef struct yard_mlp_weights {
 typedef struct yard_moe_weights {
     yard_matrix router;            /* [n_experts, hidden] BF16 or F32 */
     const float *bias;             /* [n_experts]; NULL when the router has none */
-    yard_matrix *gate, *up, *down; /* [n_experts] each */
+    yard_matrix *gate, *up, *down; /* [experts of the share] each */
     yard_mlp_weights shared;       /* inter = n_shared_experts * expert_inter; data NULL without */
 } yard_moe_weights;
 
@@ -63,12 +64,14 @@ typedef struct yard_weights {
     struct yard_converted *converted; /* owned: F32 copies of norms and biases, a list */
 } yard_weights;
 
-/* Opens dir and binds it. Refuses by name: a missing tensor, one with another shape or dtype, one
- * that nothing reads, a value that is not finite, a scale that is not finite and above zero. The
- * scan for such values reads every byte once, with n_threads (>= 1) threads and a progress notice.
+/* Opens dir and binds a rank's share of it (NULL: all). Refuses by name: a missing tensor, one with
+ * another shape or dtype, one that nothing reads, also of other ranks' shares; of its own a value
+ * that is not finite, a scale that is not finite and above zero. The scan for such values reads
+ * every byte of the share once, and no other, with n_threads (>= 1) threads and a progress notice.
  * Errors: YARD_EIO, YARD_EFORMAT, YARD_ENOMEM. */
 yard_status yard_weights_load(yard_weights **out, const char *dir, const yard_model_config *config,
-                              uint32_t n_threads, const yard_notify *notify, yard_error *err);
+                              const yard_share *share, uint32_t n_threads,
+                              const yard_notify *notify, yard_error *err);
 void yard_weights_free(yard_weights *weights); /* NULL is fine */
 
 #endif

@@ -145,6 +145,11 @@ typedef struct cursor {
     uint64_t element;
 } cursor;
 
+static bool is_read(uint8_t role)
+{
+    return role == YARD_ROLE_VALUES || role == YARD_ROLE_SCALES;
+}
+
 /* The next chunks in the order of the files, at most BATCH_CHUNKS. */
 static uint32_t cut_batch(cursor *at, chunk *chunks, uint64_t *n_bytes)
 {
@@ -156,7 +161,7 @@ static uint32_t cut_batch(cursor *at, chunk *chunks, uint64_t *n_bytes)
         const uint64_t left = t->n_bytes / width - at->element;
         const size_t most = CHUNK_BYTES / width;
         const uint8_t role = at->role[at->tensor_idx];
-        if (role == YARD_ROLE_UNREAD || left == 0) {
+        if (!is_read(role) || left == 0) {
             at->tensor_idx++;
             at->element = 0;
             continue;
@@ -179,7 +184,7 @@ static yard_status scan_all(cursor *at, yard_pool *pool, const yard_notify *noti
     uint32_t n;
 
     for (uint32_t i = 0; i < yard_checkpoint_tensor_count(at->ckpt); i++)
-        if (at->role[i] != YARD_ROLE_UNREAD)
+        if (is_read(at->role[i]))
             total_bytes += yard_checkpoint_tensor(at->ckpt, i)->n_bytes;
     while ((n = cut_batch(at, chunks, &done_bytes)) > 0) {
         yard_pool_run(pool, scan_chunk, chunks, n);

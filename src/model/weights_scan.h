@@ -7,9 +7,10 @@
 
 /* What a tensor is to the model. */
 typedef enum yard_tensor_role {
-    YARD_ROLE_UNREAD, /* nothing reads it: not scanned */
-    YARD_ROLE_VALUES, /* finite in its dtype */
-    YARD_ROLE_SCALES  /* F32, finite and above zero */
+    YARD_ROLE_UNREAD,    /* nothing reads it: not scanned */
+    YARD_ROLE_ELSEWHERE, /* another rank reads it: not scanned */
+    YARD_ROLE_VALUES,    /* finite in its dtype */
+    YARD_ROLE_SCALES     /* F32, finite and above zero */
 } yard_tensor_role;
 
 /* role: [tensor count], yard_tensor_role. Progress goes to the stage "weights", in bytes. Errors:

@@ -258,6 +258,13 @@ typedef struct yard_moe_scatter_args {
     yard_rows expert_x;    /* [n_tokens * top_k, n_cols] out, same dtype as x */
 } yard_moe_scatter_args;
 
+/* offset[0] = 0, offset[g + 1] = offset[g] + count[g]: where each group's rows begin. */
+typedef struct yard_count_offsets_args {
+    uint32_t n_groups;
+    const int32_t *count; /* [n_groups] */
+    int32_t *offset;      /* [n_groups + 1] out */
+} yard_count_offsets_args;
+
 /* Local combine: y[i] = sum over k ascending of weight[i, k] * expert_y[row_index[i, k]], f32. */
 typedef struct yard_moe_gather_args {
     const int32_t *n_tokens;
@@ -376,6 +383,7 @@ typedef struct yard_ops {
     void (*gqa_attend)(yard_stream s, const yard_gqa_attend_args *a);
     void (*moe_route)(yard_stream s, const yard_moe_route_args *a);
     void (*moe_scatter)(yard_stream s, const yard_moe_scatter_args *a);
+    void (*count_offsets)(yard_stream s, const yard_count_offsets_args *a);
     void (*moe_gather)(yard_stream s, const yard_moe_gather_args *a);
     void (*silu_mul_quant)(yard_stream s, const yard_silu_mul_args *a);
     void (*residual_add)(yard_stream s, const yard_residual_add_args *a);

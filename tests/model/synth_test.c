@@ -44,7 +44,7 @@ static void config_survives(void **state)
         assert_string_equal(read.family, c.family);
         read.family = c.family;
         assert_memory_equal(&read, &c, sizeof(c));
-        assert_int_equal(yard_weights_load(&w, dir, &read, 1, NULL, NULL), YARD_OK);
+        assert_int_equal(yard_weights_load(&w, dir, &read, NULL, 1, NULL, NULL), YARD_OK);
         yard_weights_free(w);
         small_remove(dir);
     }
@@ -81,7 +81,7 @@ static void sizes_are_sane(void **state)
     (void)state;
     make_dir(dir);
     assert_int_equal(yard_synth_write(dir, &c, &options, NULL, NULL), YARD_OK);
-    assert_int_equal(yard_weights_load(&w, dir, &c, 1, NULL, NULL), YARD_OK);
+    assert_int_equal(yard_weights_load(&w, dir, &c, NULL, 1, NULL, NULL), YARD_OK);
     assert_true(fabs(deviation(&w->embed) - 1) < 0.05);
     assert_true(fabs(deviation(&w->head) * sqrt(160) - 1) < 0.05);
     assert_true(fabs(deviation(&w->layers[0].dense.gate) * sqrt(160) - 0.5) < 0.1);

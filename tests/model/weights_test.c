@@ -23,7 +23,7 @@ static void demo_places(void **state)
 
     (void)state;
     assert_int_equal(yard_model_config_load(&c, "models/demo", NULL, NULL), YARD_OK);
-    assert_int_equal(yard_weights_load(&w, "models/demo", &c, 2, NULL, NULL), YARD_OK);
+    assert_int_equal(yard_weights_load(&w, "models/demo", &c, NULL, 2, NULL, NULL), YARD_OK);
     l = &w->layers[0];
     assert_false(l->is_moe);
     assert_int_equal(l->attention.kv_a.dtype, YARD_FP8_E4M3);
@@ -69,7 +69,7 @@ static void expect_refusal(const char *dir, const yard_model_config *c, const ch
         snprintf(want, sizeof(want), "%s: %s", dir, message + 1);
     else
         snprintf(want, sizeof(want), "%s: %s", small_shard, message);
-    assert_int_equal(yard_weights_load(&w, dir, c, 2, NULL, &err), YARD_EFORMAT);
+    assert_int_equal(yard_weights_load(&w, dir, c, NULL, 2, NULL, &err), YARD_EFORMAT);
     assert_string_equal(err.message, want);
     assert_null(w);
     small_remove(dir);
@@ -203,7 +203,7 @@ static void every_fp8_code(void **state)
         const bool nan = (code & 0x7f) == 0x7f;
         const yard_status want = nan ? YARD_EFORMAT : YARD_OK;
         small_poke(dir, tensor, (size_t)code * 37 % (64 * 160), &value, 1);
-        assert_int_equal(yard_weights_load(&w, dir, &c, 1, NULL, NULL), want);
+        assert_int_equal(yard_weights_load(&w, dir, &c, NULL, 1, NULL, NULL), want);
         if (nan)
             small_poke(dir, tensor, (size_t)code * 37 % (64 * 160), "", 1);
         else
@@ -225,7 +225,7 @@ static void accepted_variants(void **state)
     c.tied_embedding = true;
     c.n_shared_experts = 0;
     make_small(dir, &c);
-    assert_int_equal(yard_weights_load(&w, dir, &c, 1, NULL, NULL), YARD_OK);
+    assert_int_equal(yard_weights_load(&w, dir, &c, NULL, 1, NULL, NULL), YARD_OK);
     assert_null(w->layers[0].attention.q_a.data);
     assert_int_equal(w->layers[0].attention.q_b.cols, 160);
     assert_int_equal(w->layers[0].attention.q_b.dtype, YARD_BF16);
@@ -237,7 +237,7 @@ static void accepted_variants(void **state)
     c = small_config();
     c.block_rows = 64;
     make_small(dir, &c);
-    assert_int_equal(yard_weights_load(&w, dir, &c, 1, NULL, NULL), YARD_OK);
+    assert_int_equal(yard_weights_load(&w, dir, &c, NULL, 1, NULL, NULL), YARD_OK);
     assert_int_equal(w->layers[0].dense.gate.block_rows, 64);
     yard_weights_free(w);
     small_remove(dir);
@@ -255,7 +255,7 @@ static void f16_norms(void **state)
     make_small(dir, &c);
     small_poke(dir, "model.norm.weight", 6, &one, 2);
     small_retype(dir, "model.norm.weight", "\"F16\"", NULL);
-    assert_int_equal(yard_weights_load(&w, dir, &c, 1, NULL, NULL), YARD_OK);
+    assert_int_equal(yard_weights_load(&w, dir, &c, NULL, 1, NULL, NULL), YARD_OK);
     assert_int_equal(w->final_norm.dtype, YARD_F32);
     assert_true(((const float *)w->final_norm.data)[3] == 1.875f);
     yard_weights_free(w);
@@ -273,7 +273,7 @@ static void derived_table(void **state)
     make_small(dir, &c);
     small_rename(dir, "lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq");
     c.tied_embedding = true;
-    assert_int_equal(yard_weights_load(&w, dir, &c, 1, NULL, NULL), YARD_OK);
+    assert_int_equal(yard_weights_load(&w, dir, &c, NULL, 1, NULL, NULL), YARD_OK);
     yard_weights_free(w);
     small_remove(dir);
 }
@@ -299,7 +299,7 @@ static void every_allocation_may_fail(void **state)
         counting = true;
         st = yard_model_config_load(&c, dir, NULL, &err);
         if (!st)
-            st = yard_weights_load(&w, dir, &c, 1, NULL, &err);
+            st = yard_weights_load(&w, dir, &c, NULL, 1, NULL, &err);
         yard_weights_free(w);
         counting = false;
         assert_int_equal(n_live, 0);
@@ -344,7 +344,7 @@ static void progress_ends_at_the_total(void **state)
 
     (void)state;
     assert_int_equal(yard_model_config_load(&c, "models/demo", NULL, NULL), YARD_OK);
-    assert_int_equal(yard_weights_load(&w, "models/demo", &c, 2, &notify, NULL), YARD_OK);
+    assert_int_equal(yard_weights_load(&w, "models/demo", &c, NULL, 2, &notify, NULL), YARD_OK);
     assert_true(p.n > 0);
     assert_int_equal(p.last, p.total);
     assert_int_equal(p.total, 24806588); /* total_size of the index */

@@ -158,6 +158,7 @@ const yard_ops yard_ops_cpu = {
     .gqa_attend = yard_cpu_gqa_attend,
     .moe_route = yard_cpu_moe_route,
     .moe_scatter = yard_cpu_moe_scatter,
+    .count_offsets = yard_cpu_count_offsets,
     .moe_gather = yard_cpu_moe_gather,
     .silu_mul_quant = yard_cpu_silu_mul_quant,
     .residual_add = yard_cpu_residual_add,

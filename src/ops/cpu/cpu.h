@@ -180,6 +180,7 @@ void yard_cpu_gqa_append_kv(yard_stream s, const yard_gqa_append_kv_args *a);
 void yard_cpu_gqa_attend(yard_stream s, const yard_gqa_attend_args *a);
 void yard_cpu_moe_route(yard_stream s, const yard_moe_route_args *a);
 void yard_cpu_moe_scatter(yard_stream s, const yard_moe_scatter_args *a);
+void yard_cpu_count_offsets(yard_stream s, const yard_count_offsets_args *a);
 void yard_cpu_moe_gather(yard_stream s, const yard_moe_gather_args *a);
 void yard_cpu_silu_mul_quant(yard_stream s, const yard_silu_mul_args *a);
 void yard_cpu_residual_add(yard_stream s, const yard_residual_add_args *a);

@@ -171,6 +171,14 @@ void yard_cpu_moe_scatter(yard_stream s, const yard_moe_scatter_args *a)
     yard_pool_run(s->pool, scatter_token, &job, (uint32_t)*a->n_tokens);
 }
 
+void yard_cpu_count_offsets(yard_stream s, const yard_count_offsets_args *a)
+{
+    (void)s;
+    a->offset[0] = 0;
+    for (uint32_t g = 0; g < a->n_groups; g++)
+        a->offset[g + 1] = a->offset[g] + a->count[g];
+}
+
 enum { MAX_TOP_K = 64 }; /* as config.h's YARD_MAX_TOP_K */
 
 struct gather_job {

@@ -1,0 +1,125 @@
+/* Rows to the experts of all ranks and back. On one rank both ways are copies by the ops table; on
+ * several they are the four calls of libyard-ep. What arrives has the same order within an expert
+ * (instance, then token), results are added in the same order of k, from rows of the same dtype: so
+ * ranks change no bit. */
+#include <stdlib.h>
+
+#include "model/forward_impl.h"
+
+static bool has_ranks(const yard_model_options *o)
+{
+    return o->layout.ep > 1;
+}
+
+static yard_ep_config ep_config(const yard_model_config *c, const yard_model_options *o)
+{
+    const yard_ep_dtype plain = o->exact ? YARD_EP_F32 : YARD_EP_BF16;
+    yard_ep_config e = YARD_EP_CONFIG_INIT;
+
+    e.n_experts = c->n_experts;
+    e.top_k = c->top_k;
+    e.hidden = c->hidden;
+    e.max_tokens = o->max_tokens;
+    e.tp = o->layout.tp;
+    e.n_rounds = o->micro_batch ? YARD_MAX_HALVES : 1;
+    /* FP8 rows are those that the norm before the router made, with their scales. */
+    e.dispatch = e.input = c->fp8 && !o->exact ? YARD_EP_FP8 : plain;
+    e.combine = plain;
+    e.ue8m0 = c->ue8m0;
+    e.timeout_us = o->timeout_us;
+    e.fabric = o->fabric;
+    e.heap_at = o->heap_at;
+    return e;
+}
+
+yard_status yard_exchange_size(const yard_model_config *c, const yard_model_options *o,
+                               size_t *expert_rows, size_t *heap_bytes, yard_error *err)
+{
+    const yard_ep_config config = ep_config(c, o);
+    yard_ep_capacity capacity;
+    yard_status st;
+
+    *expert_rows = (size_t)o->max_tokens * c->top_k;
+    *heap_bytes = 0;
+    if (!has_ranks(o))
+        return YARD_OK;
+    st = yard_ep_capacity_of(&config, o->layout.ep, &capacity, err);
+    if (st != YARD_OK)
+        return st;
+    *expert_rows = capacity.expert_y_rows;
+    *heap_bytes = capacity.heap_bytes;
+    return YARD_OK;
+}
+
+yard_status yard_exchange_create(yard_model *m, yard_error *err)
+{
+    const yard_ep_config config = ep_config(&m->config, &m->options);
+    yard_status st;
+
+    if (!has_ranks(&m->options))
+        return YARD_OK;
+    st = yard_ep_create(&m->ep, &config, err);
+    if (st == YARD_OK)
+        m->all.round = yard_ep_get_round(m->ep, 0);
+    return st;
+}
+
+yard_status yard_exchange_send(yard_model *m, yard_part *p, bool fp8)
+{
+    const yard_rows *const x = fp8 ? &p->h.quant : &p->h.plain;
+
+    if (!m->ep)
+        return YARD_OK;
+    return yard_ep_dispatch_send(p->round, x->data, x->scale, p->expert, p->expert_weight,
+                                 p->batch.n_tokens, m->stream);
+}
+
+static void take_local(yard_model *m, yard_part *p, bool fp8)
+{
+    m->ops->moe_scatter(m->stream, &(yard_moe_scatter_args){ .n_tokens = p->batch.n_tokens,
+                                                             .n_experts = m->config.n_experts,
+                                                             .top_k = m->config.top_k,
+                                                             .n_cols = m->config.hidden,
+                                                             .expert = p->expert,
+                                                             .x = fp8 ? p->h.quant : p->h.plain,
+                                                             .offset = m->offset,
+                                                             .row_index = p->row_index,
+                                                             .expert_x = fp8 ? m->expert_x.quant
+                                                                             : m->expert_x.plain });
+}
+
+yard_status yard_exchange_take(yard_model *m, yard_part *p, bool fp8)
+{
+    const yard_rows *const x = fp8 ? &m->expert_x.quant : &m->expert_x.plain;
+    yard_status st;
+
+    if (!m->ep) {
+        take_local(m, p, fp8);
+        return YARD_OK;
+    }
+    st = yard_ep_dispatch_recv(p->round, x->data, x->scale, m->expert_count, NULL, m->stream);
+    if (st == YARD_OK)
+        m->ops->count_offsets(m->stream, &(yard_count_offsets_args){ .n_groups = m->share.experts.n,
+                                                                     .count = m->expert_count,
+                                                                     .offset = m->offset });
+    return st;
+}
+
+yard_status yard_exchange_return(yard_model *m, yard_part *p)
+{
+    return m->ep ? yard_ep_combine_send(p->round, p->expert_y.data, m->stream) : YARD_OK;
+}
+
+yard_status yard_exchange_finish(yard_model *m, yard_part *p)
+{
+    if (m->ep)
+        return yard_ep_combine_recv(p->round, p->moe_y, m->stream);
+    m->ops->moe_gather(m->stream, &(yard_moe_gather_args){ .n_tokens = p->batch.n_tokens,
+                                                           .top_k = m->config.top_k,
+                                                           .n_cols = m->config.hidden,
+                                                           .row_index = p->row_index,
+                                                           .weight = p->expert_weight,
+                                                           .expert_y = p->expert_y,
+                                                           .y = p->moe_y });
+    return YARD_OK;
+}

@@ -1,0 +1,192 @@
+/* Parts of a step: their buffers, and the walk through the layers that a schedule asks for. */
+#include "model/forward_impl.h"
+
+static uint32_t max_u32(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+/* ---- buffers ----------------------------------------------------------------------------- */
+
+yard_rows yard_rows_take(yard_arena *arena, yard_dtype dtype, size_t n_rows, uint32_t n_cols)
+{
+    yard_rows rows = { .dtype = dtype, .ld = n_cols };
+
+    rows.data = yard_arena_take(arena, n_rows * n_cols * yard_dtype_bytes(dtype));
+    if (dtype == YARD_FP8_E4M3)
+        rows.scale = yard_arena_take(arena, n_rows * yard_group_count(n_cols) * sizeof(float));
+    return rows;
+}
+
+activation yard_activation_take(const yard_model *m, yard_arena *arena, size_t n_rows,
+                                uint32_t n_cols)
+{
+    activation a = { .plain = yard_rows_take(arena, m->plain, n_rows, n_cols) };
+
+    if (m->quantise)
+        a.quant = yard_rows_take(arena, YARD_FP8_E4M3, n_rows, n_cols);
+    return a;
+}
+
+static void lay_out_attention(const yard_model *m, yard_part *p, yard_arena *arena)
+{
+    const yard_model_config *c = &m->config;
+    const size_t t = m->options.max_tokens;
+    const uint32_t heads = m->share.heads.n;
+
+    p->x = yard_arena_take(arena, t * c->hidden * sizeof(float));
+    p->h = yard_activation_take(m, arena, t, c->hidden);
+    p->q_a = yard_rows_take(arena, YARD_F32, t, c->q_rank);
+    p->q_a_norm = yard_activation_take(m, arena, t, c->q_rank);
+    p->kv_a = yard_rows_take(arena, YARD_F32, t, c->kv_rank + c->rope_dims);
+    p->q = yard_rows_take(arena, m->plain, t, heads * (c->nope_dims + c->rope_dims));
+    p->q_latent = yard_rows_take(arena, m->plain, t, heads * c->kv_rank);
+    p->o_latent = yard_rows_take(arena, m->plain, t, heads * c->kv_rank);
+    p->attended = yard_activation_take(m, arena, t, heads * c->v_dims);
+    p->delta = yard_rows_take(arena, YARD_F32, t, c->hidden);
+}
+
+static void lay_out_mlp(const yard_model *m, yard_part *p, yard_arena *arena)
+{
+    const yard_model_config *c = &m->config;
+    const size_t t = m->options.max_tokens, chosen = t * c->top_k;
+    const uint32_t inter =
+        max_u32(max_u32(m->share.dense.n, 1), c->n_shared_experts * c->expert_inter);
+
+    p->mlp_gate_up = yard_rows_take(arena, m->plain, t, 2 * inter);
+    p->mlp_mid = yard_activation_take(m, arena, t, inter);
+    p->router_logits = yard_arena_take(arena, t * c->n_experts * sizeof(float));
+    p->expert = yard_arena_take(arena, chosen * sizeof(int32_t));
+    p->expert_weight = yard_arena_take(arena, chosen * sizeof(float));
+    p->row_index = yard_arena_take(arena, chosen * sizeof(int32_t));
+    p->expert_y = yard_rows_take(arena, m->plain, m->expert_rows, c->hidden);
+    p->moe_y = yard_arena_take(arena, t * c->hidden * sizeof(float));
+}
+
+void yard_part_lay_out(const yard_model *m, yard_part *p, yard_arena *arena)
+{
+    lay_out_attention(m, p, arena);
+    lay_out_mlp(m, p, arena);
+}
+
+/* ---- halves ------------------------------------------------------------------------------ */
+
+static void skip_rows(yard_rows *rows, size_t n)
+{
+    if (rows->data)
+        rows->data = (uint8_t *)rows->data + n * rows->ld * yard_dtype_bytes(rows->dtype);
+    if (rows->scale)
+        rows->scale += n * yard_group_count(rows->ld);
+}
+
+static void skip_activation(activation *a, size_t n)
+{
+    skip_rows(&a->plain, n);
+    skip_rows(&a->quant, n);
+}
+
+static void skip_batch(yard_batch *b, size_t n)
+{
+    b->token += n;
+    b->position += n;
+    b->seq += n;
+    b->absorbed += n;
+}
+
+/* Rows [first, first + n) of the step. Results of experts have a place of their own where they stay
+ * until they are added (one rank); sent to other ranks, they leave at once and share theirs. */
+static void cut_part(yard_model *m, uint32_t half, uint32_t first, uint32_t n)
+{
+    yard_part *const p = &m->half[half];
+    const size_t hidden = m->config.hidden, top_k = m->config.top_k;
+
+    *p = m->all;
+    p->n_tokens = (int32_t)n;
+    p->batch.n_tokens = &p->n_tokens;
+    skip_batch(&p->batch, first);
+    p->x += first * hidden;
+    p->moe_y += first * hidden;
+    p->router_logits += (size_t)first * m->config.n_experts;
+    p->expert += first * top_k;
+    p->expert_weight += first * top_k;
+    p->row_index += first * top_k;
+    skip_rows(&p->q_a, first);
+    skip_rows(&p->kv_a, first);
+    skip_rows(&p->q, first);
+    skip_rows(&p->q_latent, first);
+    skip_rows(&p->o_latent, first);
+    skip_rows(&p->delta, first);
+    skip_rows(&p->mlp_gate_up, first);
+    skip_activation(&p->h, first);
+    skip_activation(&p->q_a_norm, first);
+    skip_activation(&p->attended, first);
+    skip_activation(&p->mlp_mid, first);
+    if (m->ep)
+        p->round = yard_ep_get_round(m->ep, half);
+    else
+        skip_rows(&p->expert_y, first * top_k);
+}
+
+/* ---- walk -------------------------------------------------------------------------------- */
+
+static void trace_layer(const yard_model *m, uint32_t layer_idx)
+{
+    const bool is_moe = m->layers[layer_idx].w->is_moe;
+
+    if (!m->trace || layer_idx >= m->config.n_layers)
+        return;
+    m->ops->synchronise(m->stream);
+    m->trace(m->trace_ctx, &(yard_layer_trace){ .layer = layer_idx,
+                                                .n_tokens = (uint32_t)m->all.n_tokens,
+                                                .hidden = m->all.x,
+                                                .expert = is_moe ? m->all.expert : NULL,
+                                                .weight = is_moe ? m->all.expert_weight : NULL });
+}
+
+/* Layers that all take the same schedule: see schedule.h. */
+static yard_status walk(yard_model *m, const yard_schedule *schedule, uint32_t first, uint32_t end,
+                        yard_error *err)
+{
+    yard_part *const parts = schedule->n_halves == 1 ? &m->all : m->half;
+
+    m->schedule = schedule;
+    for (int64_t i = (int64_t)first - 1; i <= end; i++) {
+        for (uint32_t j = 0; j < schedule->n_calls; j++) {
+            const yard_stage_call *call = &schedule->call[j];
+            const int64_t layer = i + call->layer_offset;
+            yard_status st;
+
+            if (layer < first || layer >= end)
+                continue;
+            st = yard_model_run_stage(m, &parts[call->half], (uint32_t)layer, call->stage, err);
+            if (st != YARD_OK)
+                return st;
+        }
+        if (schedule->n_halves == 1 && i >= first && i < end)
+            trace_layer(m, (uint32_t)i);
+    }
+    return YARD_OK;
+}
+
+yard_status yard_model_run_layers(yard_model *m, const yard_schedule *schedule, uint32_t first,
+                                  uint32_t end, yard_error *err)
+{
+    const uint32_t n = (uint32_t)m->all.n_tokens, n_dense = m->config.n_dense_layers;
+    const uint32_t first_moe = first < n_dense ? n_dense : first;
+    yard_status st = YARD_OK;
+
+    if (!schedule)
+        schedule = &yard_schedule_none;
+    if (schedule->n_halves > 1) {
+        if (m->ep && !m->options.micro_batch)
+            return yard_fail(err, YARD_EINVAL,
+                             "schedule %s: want a model created with micro_batch, its second round "
+                             "of exchange is missing",
+                             schedule->name);
+        cut_part(m, 0, 0, (n + 1) / 2);
+        cut_part(m, 1, (n + 1) / 2, n / 2);
+    }
+    if (first < first_moe)
+        st = walk(m, &yard_schedule_none, first, first_moe, err);
+    return st == YARD_OK ? walk(m, schedule, first_moe, end, err) : st;
+}

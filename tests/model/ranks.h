@@ -1,0 +1,290 @@
+/* Models of several ranks in lockstep: real processes, each with a fabric and its share of the demo
+ * model. Instance g answers prompts g, g + dp, ..; instances that are done go on with no tokens.
+ * Every rank knows beforehand how many steps there are: lengths are known, and nothing ends early.
+ */
+#ifndef YARD_TESTS_MODEL_RANKS_H
+#define YARD_TESTS_MODEL_RANKS_H
+
+#include "../fabric/fabric_test.h"
+
+#include <sys/mman.h>
+
+#include <jansson.h>
+
+#include "model/model.h"
+
+#define DEMO_DIR "models/demo"
+
+enum {
+    RANKS_VOCAB = 3584,
+    RANKS_PROMPTS = 12,
+    RANKS_SHORT_PROMPTS = 10,
+    RANKS_NEW = 48,
+    RANKS_MAX_LENGTH = 1600
+};
+
+typedef struct ranks_prompt {
+    uint32_t n_ids;
+    int32_t ids[RANKS_MAX_LENGTH]; /* the prompt, then the golden ids */
+} ranks_prompt;
+
+typedef struct ranks_case {
+    yard_layout layout;
+    bool exact;
+    uint32_t max_tokens; /* rows of a step */
+    uint32_t n_slots;    /* sequences at once */
+    uint32_t n_prompts, n_new;
+    const yard_schedule *schedule;
+    const char *transport;
+    const ranks_prompt *prompts; /* [n_prompts] */
+    uint64_t *hash;              /* [n_prompts] shared: of all logits that a prompt saw */
+    bool is_reference;           /* writes the hashes; otherwise compares, unless exact */
+} ranks_case;
+
+static inline void ranks_load_prompts(ranks_prompt *prompts)
+{
+    json_t *root = json_load_file("tests/golden/prompts.json", 0, NULL);
+
+    CHECK(root);
+    for (uint32_t i = 0; i < RANKS_PROMPTS; i++) {
+        /* the two long ones last */
+        const uint32_t at = i < 3 ? i : i < RANKS_PROMPTS - 2 ? i + 2 : i - RANKS_PROMPTS + 5;
+        const json_t *p = json_array_get(json_object_get(root, "prompts"), at);
+        const json_t *ids = json_object_get(p, "ids"), *greedy = json_object_get(p, "greedy");
+
+        prompts[i].n_ids = (uint32_t)json_array_size(ids);
+        CHECK(prompts[i].n_ids + RANKS_NEW <= RANKS_MAX_LENGTH);
+        for (uint32_t j = 0; j < prompts[i].n_ids; j++)
+            prompts[i].ids[j] = (int32_t)json_integer_value(json_array_get(ids, j));
+        for (uint32_t j = 0; j < RANKS_NEW; j++)
+            prompts[i].ids[prompts[i].n_ids + j] =
+                (int32_t)json_integer_value(json_array_get(greedy, j));
+    }
+    json_decref(root);
+}
+
+/* What one instance does, step by step. */
+typedef struct ranks_slot {
+    uint32_t prompt; /* UINT32_MAX: free */
+    uint32_t n_cached, n_known;
+    int32_t ids[RANKS_MAX_LENGTH];
+} ranks_slot;
+
+typedef struct ranks_driver {
+    const ranks_case *c;
+    uint32_t group, next; /* prompt to start */
+    ranks_slot slot[8];
+    uint32_t n_rows[8]; /* rows of the slot in this step */
+    uint32_t n_tokens;
+} ranks_driver;
+
+/* Chooses the rows of the next step; false when there is nothing left to do. */
+static inline bool ranks_plan(ranks_driver *d)
+{
+    const ranks_case *c = d->c;
+
+    d->n_tokens = 0;
+    for (uint32_t s = 0; s < c->n_slots; s++) {
+        ranks_slot *slot = &d->slot[s];
+        uint32_t left;
+
+        if (slot->prompt == UINT32_MAX && d->next < c->n_prompts) {
+            const ranks_prompt *p = &c->prompts[d->next];
+            slot->prompt = d->next;
+            d->next += c->layout.dp;
+            slot->n_cached = 0;
+            slot->n_known = p->n_ids;
+            memcpy(slot->ids, p->ids, p->n_ids * sizeof(*p->ids));
+        }
+        d->n_rows[s] = 0;
+        if (slot->prompt == UINT32_MAX)
+            continue;
+        left = c->max_tokens - d->n_tokens;
+        d->n_rows[s] = slot->n_known - slot->n_cached;
+        if (d->n_rows[s] > left)
+            d->n_rows[s] = left;
+        d->n_tokens += d->n_rows[s];
+    }
+    return d->n_tokens > 0;
+}
+
+/* After the step: slot s has the token after its last row when that row ends the sequence. */
+static inline void ranks_advance(ranks_driver *d, uint32_t s, int32_t token)
+{
+    ranks_slot *slot = &d->slot[s];
+    const uint32_t n_prompt = slot->prompt == UINT32_MAX ? 0 : d->c->prompts[slot->prompt].n_ids;
+
+    slot->n_cached += d->n_rows[s];
+    if (d->n_rows[s] == 0 || slot->n_cached < slot->n_known)
+        return;
+    slot->ids[slot->n_known++] = token;
+    if (slot->n_known == n_prompt + d->c->n_new)
+        slot->prompt = UINT32_MAX;
+}
+
+static inline ranks_driver ranks_driver_of(const ranks_case *c, uint32_t group)
+{
+    ranks_driver d = { .c = c, .group = group, .next = group };
+
+    for (uint32_t s = 0; s < 8; s++)
+        d.slot[s].prompt = UINT32_MAX;
+    return d;
+}
+
+static inline uint32_t ranks_count_steps(const ranks_case *c)
+{
+    uint32_t most = 0;
+
+    for (uint32_t g = 0; g < c->layout.dp; g++) {
+        ranks_driver d = ranks_driver_of(c, g);
+        uint32_t n = 0;
+        for (; ranks_plan(&d); n++)
+            for (uint32_t s = 0; s < c->n_slots; s++)
+                ranks_advance(&d, s, 0);
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+static inline yard_model *ranks_create(const ranks_case *c, const yard_fabric_config *base,
+                                       yard_fabric **fabric)
+{
+    enum { PAGES = RANKS_MAX_LENGTH / YARD_PAGE_TOKENS };
+    yard_model_options options = { .exact = c->exact,
+                                   .n_threads = 1,
+                                   .max_tokens = c->max_tokens,
+                                   .max_seqs = c->n_slots,
+                                   .max_logits = 8,
+                                   .n_pages = PAGES * c->n_slots,
+                                   .max_pages_per_seq = PAGES,
+                                   .layout = c->layout,
+                                   .rank = base->rank,
+                                   .micro_batch = c->schedule && c->schedule->n_halves > 1,
+                                   .heap_at = 4096 }; /* somebody else's memory comes first */
+    yard_fabric_config config = *base;
+    yard_model_config model_config;
+    yard_model *model = NULL;
+    yard_error err = { 0 };
+    yard_status st = yard_model_config_load(&model_config, DEMO_DIR, NULL, &err);
+
+    if (st == YARD_OK)
+        st = yard_model_heap_bytes(&model_config, &options, &config.heap_bytes, &err);
+    config.heap_bytes += options.heap_at;
+    config.transport = c->transport;
+    if (st == YARD_OK && c->layout.ep > 1)
+        st = yard_fabric_create(fabric, &config, &err);
+    options.fabric = *fabric;
+    if (st == YARD_OK)
+        st = yard_model_create(&model, DEMO_DIR, &model_config, &options, NULL, &err);
+    if (st != YARD_OK) {
+        fprintf(stderr, "rank %u: %s\n", base->rank, err.message);
+        _exit(1);
+    }
+    for (uint32_t s = 0; s < c->n_slots; s++)
+        for (uint32_t p = 0; p < PAGES; p++)
+            yard_model_step(model)->page_table[s * PAGES + p] = (int32_t)(p * c->n_slots + s);
+    return model;
+}
+
+static inline void ranks_fill(const ranks_driver *d, yard_step *step)
+{
+    step->n_tokens = 0;
+    for (uint32_t s = 0; s < d->c->n_slots; s++)
+        for (uint32_t i = 0; i < d->n_rows[s]; i++) {
+            const ranks_slot *slot = &d->slot[s];
+            const uint32_t at = slot->n_cached + i;
+            const int32_t row = step->n_tokens++;
+            step->token[row] = slot->ids[at];
+            step->position[row] = (int32_t)at;
+            step->seq[row] = (int32_t)s;
+            step->absorbed[row] = at >= d->c->prompts[slot->prompt].n_ids;
+        }
+}
+
+static inline int32_t ranks_largest(const float *logits)
+{
+    int32_t best = 0;
+
+    for (int32_t i = 1; i < RANKS_VOCAB; i++)
+        if (logits[i] > logits[best])
+            best = i;
+    return best;
+}
+
+static inline uint64_t ranks_hash(uint64_t hash, const void *data, size_t n_bytes)
+{
+    for (size_t i = 0; i < n_bytes; i += 4) {
+        uint32_t word;
+        memcpy(&word, (const char *)data + i, 4);
+        hash = (hash ^ word) * 0x100000001b3u;
+    }
+    return hash;
+}
+
+/* Reads logits where the golden file does (every 8th position of a prompt, and where a sequence
+ * ends), so that the chunks do not matter. */
+static inline void ranks_read(ranks_driver *d, yard_model *model, uint64_t *hash)
+{
+    int32_t row = 0;
+
+    for (uint32_t s = 0; s < d->c->n_slots; s++) {
+        const ranks_slot *slot = &d->slot[s];
+        int32_t token = 0;
+
+        for (uint32_t i = 0; i < d->n_rows[s]; i++, row++) {
+            const uint32_t at = slot->n_cached + i;
+            const float *logits;
+
+            if (at % 8 != 0 && at + 1 != slot->n_known)
+                continue;
+            logits = yard_model_logits(model, &row, 1);
+            hash[slot->prompt] = ranks_hash(hash[slot->prompt], logits, 4 * RANKS_VOCAB);
+            token = ranks_largest(logits);
+            if (at + 1 == slot->n_known && d->c->exact &&
+                token != d->c->prompts[slot->prompt].ids[at + 1]) {
+                fprintf(stderr, "prompt %u, position %u: want %d, got %d\n", slot->prompt, at + 1,
+                        d->c->prompts[slot->prompt].ids[at + 1], token);
+                _exit(1);
+            }
+        }
+        ranks_advance(d, s, token);
+    }
+}
+
+static inline void ranks_run_rank(const yard_fabric_config *config, void *ctx)
+{
+    const ranks_case *c = ctx;
+    const uint32_t n_steps = ranks_count_steps(c), group = config->rank / c->layout.tp;
+    ranks_driver d = ranks_driver_of(c, group);
+    uint64_t hash[RANKS_PROMPTS] = { 0 };
+    yard_fabric *fabric = NULL;
+    yard_model *model = ranks_create(c, config, &fabric);
+    yard_error err = { 0 };
+
+    for (uint32_t i = 0; i < n_steps; i++) {
+        ranks_plan(&d);
+        ranks_fill(&d, yard_model_step(model));
+        if (yard_model_forward(model, c->schedule, &err) != YARD_OK) {
+            fprintf(stderr, "rank %u, step %u: %s\n", config->rank, i, err.message);
+            _exit(1);
+        }
+        ranks_read(&d, model, hash);
+    }
+    for (uint32_t p = group; p < c->n_prompts; p += c->layout.dp) {
+        if (c->is_reference)
+            c->hash[p] = hash[p];
+        else if (!c->exact && hash[p] != c->hash[p]) {
+            fprintf(stderr, "rank %u: prompt %u: other logits than on one rank\n", config->rank, p);
+            _exit(1);
+        }
+    }
+    yard_model_destroy(model);
+    yard_fabric_destroy(fabric);
+}
+
+static inline void ranks_run(ranks_case *c)
+{
+    test_run(c->layout.ep, ranks_run_rank, c);
+}
+
+#endif
