@@ -71,22 +71,24 @@ static void print_shape(const json_t *shape)
 void yard_bench_print_head(bool json)
 {
     if (!json)
-        printf("%-8s %12s %12s %12s %12s %10s  %-8s  case\n", "bench", "p50 us", "p99 us", "min us",
-               "floor us", "tokens/s", "verified");
+        printf("%-8s %12s %12s %12s %12s %6s %10s  %-8s  case\n", "bench", "p50 us", "p99 us",
+               "min us", "floor us", "share", "tokens/s", "verified");
 }
 
 static void print_table_row(const yard_bench_row *row)
 {
     const json_t *tokens = json_object_get(row->shape, "tokens");
-    char floor_us[32] = "-", rate[32] = "-";
+    char floor_us[32] = "-", share[32] = "-", rate[32] = "-";
 
-    if (row->floor_us >= 0)
+    if (row->floor_us >= 0) {
         snprintf(floor_us, sizeof(floor_us), "%.1f", row->floor_us);
+        snprintf(share, sizeof(share), "%.2f", row->floor_us / row->p50_us);
+    }
     if (json_is_integer(tokens) && row->p50_us > 0)
         snprintf(rate, sizeof(rate), "%.1f",
                  (double)json_integer_value(tokens) * 1e6 / row->p50_us);
-    printf("%-8s %12.1f %12.1f %12.1f %12s %10s  %-8s ", row->bench, row->p50_us, row->p99_us,
-           row->min_us, floor_us, rate, row->verified ? "yes" : "NO");
+    printf("%-8s %12.1f %12.1f %12.1f %12s %6s %10s  %-8s ", row->bench, row->p50_us, row->p99_us,
+           row->min_us, floor_us, share, rate, row->verified ? "yes" : "NO");
     print_shape(row->shape);
     putchar('\n');
 }
@@ -116,6 +118,10 @@ static yard_status print_json_row(const yard_bench_row *row, yard_error *err)
                      count_or_null(row->bytes), "flops", count_or_null(row->flops), "verified",
                      row->verified, "device", row->device, "ranks", (int)row->ranks, "commit",
                      YARD_COMMIT, "date", date);
+    if (line && row->variant)
+        json_object_set_new(line, "variant", json_string(row->variant));
+    if (line && row->floor_us >= 0 && row->p50_us > 0)
+        json_object_set_new(line, "fraction", json_real(row->floor_us / row->p50_us));
     if (!line)
         return yard_fail(err, YARD_ENOMEM, "bench: no memory for a row");
     rc = json_dumpf(line, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6));
@@ -196,7 +202,7 @@ double yard_bench_read_floor_us(double n_bytes, uint32_t n_threads)
 {
     const yard_bench_plan plan = { FLOOR_WARMUP, FLOOR_REPEATS };
     const size_t read_bytes = n_bytes < MAX_READ_BYTES ? (size_t)n_bytes : MAX_READ_BYTES;
-    yard_bench_row row = { .p50_us = -1 };
+    yard_bench_row row = { .min_us = -1 };
     uint64_t *words = yard_alloc(read_bytes);
     reader r = { .words = words, .n_words = read_bytes / sizeof(*words), .n_tasks = n_threads };
 
@@ -204,12 +210,12 @@ double yard_bench_read_floor_us(double n_bytes, uint32_t n_threads)
     if (words && r.sums && r.n_words > 0 && yard_pool_create(&r.pool, n_threads, NULL) == YARD_OK) {
         memset(words, 1, read_bytes); /* pages of zeroes may be one page, always in the cache */
         if (yard_bench_measure(&row, &plan, read_once, &r, NULL) == YARD_OK)
-            row.p50_us *= n_bytes / (double)read_bytes;
+            row.min_us *= n_bytes / (double)read_bytes;
     }
     yard_pool_destroy(r.pool);
     free(r.sums);
     free(words);
-    return row.p50_us;
+    return row.min_us;
 }
 
 yard_status yard_bench_parse_list(const char *option, const char *text, uint32_t max,

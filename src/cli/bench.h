@@ -10,6 +10,7 @@
 
 int yard_bench_engine(int argc, char **argv);
 int yard_bench_ep(int argc, char **argv);
+int yard_bench_ops(int argc, char **argv);
 
 /* One measured case. */
 typedef struct yard_bench_row {
@@ -21,6 +22,7 @@ typedef struct yard_bench_row {
     double bytes, flops; /* of one repetition; negative: unknown */
     bool verified;       /* the results were checked and are right */
     const char *device;
+    const char *variant; /* what ran and why; NULL: the case says it */
     uint32_t ranks;
 } yard_bench_row;
 
@@ -48,7 +50,7 @@ yard_status yard_bench_print_row(const yard_bench_row *row, bool json, yard_erro
 /* The processor's name; static storage. */
 const char *yard_bench_cpu_name(void);
 
-/* Median time to read n_bytes of memory once with n_threads threads, negative on failure: the
+/* Least time to read n_bytes of memory once with n_threads threads, negative on failure: the
  * floor of an operation that must read that much. Above 1 GiB it is extrapolated. */
 double yard_bench_read_floor_us(double n_bytes, uint32_t n_threads);
 

@@ -10,6 +10,7 @@ static const struct benchmark {
     const char *what;
 } benchmarks[] = {
     { "ep", yard_bench_ep, "dispatch and combine, beside MPI, memcpy and plain sockets" },
+    { "ops", yard_bench_ops, "every operation, beside what the hardware could do at best" },
     { "engine", yard_bench_engine, "prefill and decode of a model, tokens/s" },
 };
 
@@ -25,6 +26,7 @@ static void print_help(FILE *to)
                 "keeping lie under bench/results/ and become the tables of docs/performance.md.\n"
                 "\nExamples:\n"
                 "  switchyard bench engine\n"
+                "  switchyard bench ops --model deepseek-v3 --tokens 1,16\n"
                 "  switchyard bench ep --device cpu --tokens 1,128\n"
                 "  switchyard bench engine models/demo --threads 1,2 --json\n"
                 "\n'switchyard bench BENCHMARK --help' tells the arguments of one.\n");

@@ -30,8 +30,13 @@ typedef struct sums {
     double floor_us[YARD_PLAN_CLASS_COUNT], us[YARD_PLAN_CLASS_COUNT];
 } sums;
 
-static const struct bench_name *find_class(const char *bench)
+/* Rows of `bench ops` name the operation in their case. */
+static const struct bench_name *find_class(const char *bench, const json_t *row)
 {
+    const char *op = json_string_value(json_object_get(json_object_get(row, "case"), "op"));
+
+    if (op)
+        bench = op;
     for (size_t i = 0; i < sizeof(bench_names) / sizeof(bench_names[0]); i++)
         if (strstr(bench, bench_names[i].part))
             return &bench_names[i];
@@ -64,7 +69,7 @@ static yard_status take_row(sums *s, const json_t *row, const yard_plan_gpu *gpu
                          "%s:%u: measured on '%s', the plan is for %s; legal: rows "
                          "whose device names %s",
                          path, line, device, gpu->name, gpu->name);
-    name = find_class(bench);
+    name = find_class(bench, row);
     if (!name || !json_is_number(floor) || json_number_value(floor) <= 0 ||
         json_number_value(p50) <= 0 || !json_is_true(json_object_get(row, "verified")))
         return YARD_OK; /* another benchmark, or one without a floor */

@@ -1,0 +1,528 @@
+/* switchyard bench ops: every operation of a table at the sizes of a model, beside what the
+ * hardware could do at best. */
+#include "cli/bench_ops.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "cli/args.h"
+
+enum { MAX_THREADS = 1024, MAX_TOKENS = 1 << 16, MAX_CONTEXT = 1 << 20, MAX_EXPERTS = 4096 };
+enum {
+    KEY_DEVICE = 0x1000,
+    KEY_MODEL,
+    KEY_OPS,
+    KEY_TOKENS,
+    KEY_CONTEXT,
+    KEY_EXPERTS,
+    KEY_THREADS,
+    KEY_VARIANT,
+    KEY_TABLE,
+    KEY_REPEAT
+};
+
+static const yard_bench_ops_device *const devices[] = { &yard_bench_ops_cpu };
+enum { N_DEVICES = sizeof(devices) / sizeof(devices[0]) };
+
+typedef struct ops_args {
+    const char *device, *model, *ops, *variant, *table;
+    yard_bench_list tokens;
+    uint64_t context, n_experts, n_threads, n_repeats;
+    bool json;
+} ops_args;
+
+typedef struct ops_bench {
+    ops_args args;
+    yard_model_config model;
+    const yard_bench_ops_device *device;
+    const yard_ops *ops;
+    const char *table;
+    yard_ops_config config;
+    yard_stream stream, definition; /* definition: plain C, to compare with */
+    double read_rate;
+    double flop_rate[YARD_DTYPE_COUNT]; /* 0: not measured yet */
+    void *pool; /* memory of the device under all sets of a case; the next case uses it again */
+    size_t pool_bytes;
+    uint32_t n_rows, n_wrong;
+} ops_bench;
+
+/* ---- arguments ---------------------------------------------------------------------------------
+ */
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    ops_args *a = state->input;
+    yard_error err = { 0 };
+
+    switch (key) {
+    case KEY_DEVICE:
+        a->device = arg;
+        break;
+    case KEY_MODEL:
+        a->model = arg;
+        break;
+    case KEY_OPS:
+        a->ops = arg;
+        break;
+    case KEY_TOKENS:
+        if (yard_bench_parse_list("--tokens", arg, MAX_TOKENS, &a->tokens, &err) != YARD_OK)
+            argp_error(state, "%s", err.message);
+        break;
+    case KEY_CONTEXT:
+        a->context = yard_cli_argp_u64(state, "--context", arg, 1, MAX_CONTEXT);
+        break;
+    case KEY_EXPERTS:
+        a->n_experts = yard_cli_argp_u64(state, "--experts", arg, 1, MAX_EXPERTS);
+        break;
+    case KEY_THREADS:
+        a->n_threads = yard_cli_argp_u64(state, "--threads", arg, 1, MAX_THREADS);
+        break;
+    case KEY_VARIANT:
+        a->variant = yard_cli_argp_cpu_variant(state, arg);
+        break;
+    case KEY_TABLE:
+        if (strcmp(arg, "fast") != 0 && strcmp(arg, "deterministic") != 0)
+            argp_error(state, "--table: want fast or deterministic, got '%s'", arg);
+        a->table = arg;
+        break;
+    case KEY_REPEAT:
+        a->n_repeats = yard_cli_argp_u64(state, "--repeat", arg, 1, 100000);
+        break;
+    case 'j':
+        a->json = true;
+        break;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+    return 0;
+}
+
+static const struct argp_option option_list[] = {
+    { "device", KEY_DEVICE, "NAME", 0, "cpu or cuda (default cpu)", 0 },
+    { "model", KEY_MODEL, "NAME", 0,
+      "An architecture's name, or a directory with a config.json (default deepseek-v3)", 0 },
+    { "ops", KEY_OPS, "LIST", 0, "Operations, or uses of them such as q_b (default: all)", 0 },
+    { "tokens", KEY_TOKENS, "LIST", 0, "Numbers of tokens (default 1,16,512)", 0 },
+    { "context", KEY_CONTEXT, "N", 0, "Cached positions that decoding reads (default 1024)", 0 },
+    { "experts", KEY_EXPERTS, "N", 0, "Experts of this rank (default 32, or all)", 0 },
+    { "table", KEY_TABLE, "NAME", 0, "fast or deterministic (default: all the device has)", 0 },
+    { "threads", KEY_THREADS, "N", 0, "CPU threads (default: all processors)", 0 },
+    { "cpu-variant", KEY_VARIANT, "NAME", 0, "c or avx2 (default: the best there is)", 0 },
+    { "repeat", KEY_REPEAT, "N", 0, "Timed calls of a case, at most 2 s of them (default 30)", 0 },
+    { "json", 'j', NULL, 0, "One JSON object a row", 0 },
+    { 0 },
+};
+
+static const struct argp ops_argp = {
+    .options = option_list,
+    .parser = parse,
+    .doc =
+        "Measures the operations of one layer at a model's dimensions, with random values."
+        "\v\"fraction\" is the floor over the median. The floor is the longer of two times: the "
+        "bytes of the call at the rate of a plain read, and its operations at the rate of "
+        "multiply-adds, both measured in the same run with as many threads. Calls walk over so "
+        "many copies that caches do not help. \"verified\" says that a piece of each result is "
+        "what the plain C definition gives.\n\n"
+        "Examples:\n"
+        "  switchyard bench ops\n"
+        "  switchyard bench ops --model deepseek-v2-lite --ops linear,grouped_linear --tokens 1\n"
+        "  switchyard bench ops --json >rows.jsonl && switchyard plan --measured rows.jsonl ..\n",
+};
+
+/* ---- one case ----------------------------------------------------------------------------------
+ */
+
+/* The case over host memory, its copies on the device, and where calls stand. */
+typedef struct run {
+    const yard_bench_ops_case *c;
+    yard_bench_ops_size size;
+    yard_bench_ops_set host, *sets; /* [n_sets] */
+    size_t set_bytes;
+    uint32_t n_sets, next;
+    const yard_ops *ops;
+    yard_stream stream;
+    double bytes, flops;
+    char shape[BENCH_OPS_SHAPE_BYTES];
+} run;
+
+enum { CACHES = 4, SET_ALIGN = 4096 };
+static const size_t max_sets_bytes = (size_t)3 << 30;
+
+static void release(run *r)
+{
+    for (uint32_t i = 0; i < r->n_sets && r->sets; i++)
+        free(r->sets[i].w);
+    yard_pages_free(r->host.arena.base, r->set_bytes);
+    free(r->host.w);
+    free(r->sets);
+}
+
+static yard_status place_host(run *r, yard_error *err)
+{
+    yard_bench_ops_set measured = { 0 };
+
+    r->c->place(r->c, &r->size, &measured, false);
+    free(measured.w);
+    r->set_bytes = yard_align_up(measured.arena.used_bytes, SET_ALIGN);
+    r->host.arena =
+        (yard_arena){ .base = yard_pages_alloc(r->set_bytes), .size_bytes = r->set_bytes };
+    if (!r->host.arena.base)
+        return yard_fail(err, YARD_ENOMEM, "bench ops: %zu bytes for %s", r->set_bytes, r->c->op);
+    r->c->place(r->c, &r->size, &r->host, true);
+    yard_bench_ops_fill_set(&r->host);
+    r->c->count(r->c, &r->size, &r->host, &r->bytes, &r->flops, r->shape);
+    return YARD_OK;
+}
+
+/* So many that a call does not find in a cache what an earlier one read. */
+static uint32_t count_sets(const ops_bench *b, const run *r)
+{
+    const double wanted = CACHES * (double)b->device->cache_bytes() / r->bytes + 1;
+    const double fit = (double)max_sets_bytes / (double)r->set_bytes;
+    const double calls = (double)b->args.n_repeats + 2; /* to verify and to warm up */
+    double n = wanted < fit ? wanted : fit;
+
+    n = n < calls ? n : calls;
+    return n < 1 ? 1 : (uint32_t)n;
+}
+
+static yard_status grow_pool(ops_bench *b, size_t n_bytes, yard_error *err)
+{
+    if (b->pool_bytes >= n_bytes)
+        return YARD_OK;
+    if (b->pool)
+        b->device->release(b->pool, b->pool_bytes);
+    b->pool = b->device->alloc(n_bytes);
+    b->pool_bytes = b->pool ? n_bytes : 0;
+    if (!b->pool)
+        return yard_fail(err, YARD_ENOMEM, "bench ops: %zu bytes on %s", n_bytes, b->device->name);
+    return YARD_OK;
+}
+
+static yard_status place_sets(ops_bench *b, run *r, yard_error *err)
+{
+    const uint32_t n = count_sets(b, r);
+    yard_status st = grow_pool(b, n * r->set_bytes, err);
+
+    r->sets = calloc(n, sizeof(*r->sets));
+    if (!r->sets)
+        return yard_fail(err, YARD_ENOMEM, "bench ops: no memory for %u sets", n);
+    for (; r->n_sets < n && !st; r->n_sets++) {
+        yard_bench_ops_set *set = &r->sets[r->n_sets];
+
+        set->arena.base = (uint8_t *)b->pool + r->n_sets * r->set_bytes;
+        set->arena.size_bytes = r->set_bytes;
+        r->c->place(r->c, &r->size, set, false);
+        b->device->upload(set->arena.base, r->host.arena.base, r->set_bytes);
+    }
+    return st;
+}
+
+static void call(void *ctx)
+{
+    run *r = ctx;
+
+    r->c->run(r->ops, r->stream, &r->sets[r->next]);
+    r->next = (r->next + 1) % r->n_sets;
+}
+
+/* One call on the device against the definition of a piece of it, on the host. */
+static yard_status verify(const ops_bench *b, run *r, bool *verified, yard_error *err)
+{
+    yard_bench_ops_set got = { 0 };
+    yard_status st = YARD_OK;
+
+    got.arena = (yard_arena){ .base = yard_pages_alloc(r->set_bytes), .size_bytes = r->set_bytes };
+    if (!got.arena.base)
+        return yard_fail(err, YARD_ENOMEM, "bench ops: %zu bytes to verify %s", r->set_bytes,
+                         r->c->op);
+    r->c->place(r->c, &r->size, &got, false);
+    call(r);
+    b->ops->synchronise(b->stream);
+    b->device->download(got.arena.base, r->sets[0].arena.base, r->set_bytes);
+    r->c->shrink(&r->host);
+    r->c->run(&yard_ops_cpu, b->definition, &r->host);
+    *verified = yard_bench_ops_agrees(&got, &r->host, b->device->exact);
+    yard_pages_free(got.arena.base, r->set_bytes);
+    free(got.w);
+    return st;
+}
+
+static double flop_rate(ops_bench *b, yard_dtype x)
+{
+    if (b->flop_rate[x] <= 0)
+        b->flop_rate[x] = b->device->flop_rate(&b->config, x);
+    return b->flop_rate[x];
+}
+
+static double floor_us(ops_bench *b, const run *r)
+{
+    const double read_us = b->read_rate > 0 ? r->bytes / b->read_rate * 1e6 : -1;
+    const yard_dtype x = r->c->x == YARD_FP8_E4M3 && !b->model.fp8 ? YARD_BF16 : r->c->x;
+    const double compute_us = r->flops > 0 ? r->flops / flop_rate(b, x) * 1e6 : -1;
+
+    return read_us > compute_us ? read_us : compute_us;
+}
+
+static yard_status print_row(ops_bench *b, const run *r, yard_bench_row *row, yard_error *err)
+{
+    yard_status st;
+
+    row->shape = json_pack("{s:s, s:s, s:s, s:s, s:i}", "op", r->c->op, "shape", r->shape, "model",
+                           b->args.model, "table", b->table, "tokens", (int)r->size.n_tokens);
+    if (row->shape && b->device == &yard_bench_ops_cpu)
+        json_object_set_new(row->shape, "threads", json_integer(b->config.n_threads));
+    if (!row->shape)
+        return yard_fail(err, YARD_ENOMEM, "bench ops: no memory for a row");
+    st = yard_bench_print_row(row, b->args.json, err);
+    json_decref(row->shape);
+    b->n_rows++;
+    b->n_wrong += !row->verified;
+    return st;
+}
+
+enum { MAX_US = 2000000, LEAST_REPEATS = 5 };
+
+static yard_status time_case(ops_bench *b, run *r, yard_error *err)
+{
+    double *us = calloc(b->args.n_repeats, sizeof(*us)), sum_us = 0;
+    const uint32_t least =
+        b->args.n_repeats < LEAST_REPEATS ? (uint32_t)b->args.n_repeats : LEAST_REPEATS;
+    yard_bench_row row = {
+        .bench = "ops",
+        .bytes = r->bytes,
+        .flops = r->flops,
+        .floor_us = floor_us(b, r),
+        .device = b->device->hardware(),
+        .variant = b->ops->describe(b->stream),
+        .ranks = 1,
+    };
+    yard_status st = us ? verify(b, r, &row.verified, err)
+                        : yard_fail(err, YARD_ENOMEM, "bench ops: no memory for samples");
+    uint32_t n = 0;
+
+    if (!st) {
+        call(r); /* warm */
+        for (; n < b->args.n_repeats && (n < least || sum_us < MAX_US); n++) {
+            us[n] = b->device->time_us(b->ops, b->stream, call, r);
+            sum_us += us[n];
+        }
+        yard_bench_fill(&row, us, n);
+        st = print_row(b, r, &row, err);
+    }
+    free(us);
+    return st;
+}
+
+static yard_status bench_case(ops_bench *b, const yard_bench_ops_case *c, uint32_t n_tokens,
+                              yard_error *err)
+{
+    run r = { .c = c,
+              .size = { .model = &b->model,
+                        .n_tokens = n_tokens,
+                        .context = (uint32_t)b->args.context,
+                        .n_experts = b->model.n_experts < b->args.n_experts
+                                         ? b->model.n_experts
+                                         : (uint32_t)b->args.n_experts },
+              .ops = b->ops,
+              .stream = b->stream };
+    yard_status st = place_host(&r, err);
+
+    if (!st)
+        st = place_sets(b, &r, err);
+    if (!st)
+        st = time_case(b, &r, err);
+    release(&r);
+    return st;
+}
+
+/* ---- all cases ---------------------------------------------------------------------------------
+ */
+
+/* name is one of the words of list, which are separated by commas. */
+static bool is_listed(const char *list, const char *name)
+{
+    const size_t n = strlen(name);
+
+    for (const char *at = list; n > 0; at++) {
+        const size_t word = strcspn(at, ",");
+        if (word == n && !strncmp(at, name, n))
+            return true;
+        at += word;
+        if (*at == '\0')
+            break;
+    }
+    return false;
+}
+
+typedef yard_status (*case_fn)(ops_bench *b, const yard_bench_ops_case *c, yard_error *err);
+
+static bool is_wanted(const ops_bench *b, const yard_bench_ops_case *c)
+{
+    const yard_bench_ops_size size = { .model = &b->model };
+
+    return c->applies(&size) &&
+           (!b->args.ops || is_listed(b->args.ops, c->op) || is_listed(b->args.ops, c->what));
+}
+
+static yard_status walk(ops_bench *b, uint32_t *n_found, case_fn fn, yard_error *err)
+{
+    const yard_bench_ops_case *(*const files[])(uint32_t *) = { yard_bench_ops_products,
+                                                                yard_bench_ops_others };
+    yard_status st = YARD_OK;
+
+    *n_found = 0;
+    for (size_t f = 0; f < sizeof(files) / sizeof(files[0]); f++) {
+        uint32_t n;
+        const yard_bench_ops_case *list = files[f](&n);
+
+        for (uint32_t i = 0; i < n && !st; i++)
+            if (is_wanted(b, &list[i])) {
+                ++*n_found;
+                st = fn ? fn(b, &list[i], err) : YARD_OK;
+            }
+    }
+    return st;
+}
+
+static yard_status bench_tokens(ops_bench *b, const yard_bench_ops_case *c, yard_error *err)
+{
+    yard_status st = YARD_OK;
+
+    for (uint32_t i = 0; i < b->args.tokens.n && !st; i++)
+        st = bench_case(b, c, b->args.tokens.value[i], err);
+    return st;
+}
+
+static uint32_t max_u32(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+static yard_ops_limits limits_of(const ops_bench *b)
+{
+    const yard_model_config *m = &b->model;
+    uint32_t n_tokens = 1;
+
+    for (uint32_t i = 0; i < b->args.tokens.n; i++)
+        n_tokens = max_u32(n_tokens, b->args.tokens.value[i]);
+    return (yard_ops_limits){
+        .max_tokens = n_tokens,
+        .max_in = max_u32(max_u32(m->hidden, m->n_heads * max_u32(m->v_dims, m->kv_rank)),
+                          max_u32(max_u32(m->dense_inter, m->q_rank),
+                                  max_u32(1, m->n_shared_experts) * m->expert_inter)),
+        .max_experts = max_u32(1, m->n_experts),
+        .max_heads = m->n_heads,
+        .kv_rank = m->kv_rank,
+        .nope_dims = m->nope_dims,
+        .rope_dims = m->rope_dims,
+        .v_dims = m->v_dims,
+    };
+}
+
+static yard_status find_device(ops_bench *b, yard_error *err)
+{
+    for (int i = 0; i < N_DEVICES; i++)
+        if (!strcmp(devices[i]->name, b->args.device))
+            b->device = devices[i];
+    if (!b->device)
+        return yard_fail(err, YARD_ENOTSUP, "--device: want cpu (all this build has), got '%s'",
+                         b->args.device);
+    return YARD_OK;
+}
+
+static yard_status find_model(ops_bench *b, yard_error *err)
+{
+    if (strchr(b->args.model, '/'))
+        return yard_model_config_load(&b->model, b->args.model, yard_cli_notify(), err);
+    return yard_synth_dimensions(&b->model, b->args.model, err);
+}
+
+/* One of the device's tables. */
+static yard_status bench_table(ops_bench *b, const char *name, yard_error *err)
+{
+    yard_status st;
+    uint32_t n;
+
+    b->table = name;
+    b->ops = b->device->table(name);
+    if (!b->ops)
+        return YARD_OK;
+    st = b->ops->open(&b->stream, &b->config, err);
+    if (!st)
+        st = walk(b, &n, bench_tokens, err);
+    if (b->stream)
+        b->ops->close(b->stream);
+    b->stream = NULL;
+    return st;
+}
+
+static yard_status bench_all(ops_bench *b, yard_error *err)
+{
+    static const char *const tables[] = { "fast", "deterministic" };
+    const yard_ops_config definition = { .n_threads = b->config.n_threads,
+                                         .variant = "c",
+                                         .limits = b->config.limits };
+    yard_status st = yard_ops_cpu.open(&b->definition, &definition, err);
+
+    b->read_rate = st ? 0 : b->device->read_rate(&b->config);
+    for (int i = 0; i < 2 && !st; i++)
+        if (!b->args.table || !strcmp(b->args.table, tables[i]))
+            st = bench_table(b, tables[i], err);
+    yard_ops_cpu.close(b->definition);
+    if (b->pool)
+        b->device->release(b->pool, b->pool_bytes);
+    if (!st && b->n_rows == 0)
+        st = yard_fail(err, YARD_ENOTSUP, "--table: %s has no %s table", b->device->name,
+                       b->args.table);
+    return st;
+}
+
+static yard_status prepare(ops_bench *b, yard_error *err)
+{
+    yard_status st = find_device(b, err);
+    uint32_t n = 0;
+
+    if (!st)
+        st = find_model(b, err);
+    if (!st)
+        st = walk(b, &n, NULL, err);
+    if (!st && n == 0)
+        st = yard_fail(err, YARD_EINVAL,
+                       "--ops: no operation of %s is named in '%s'; want names such as linear, "
+                       "grouped_linear, mla_decode, moe_route or q_b",
+                       b->args.model, b->args.ops ? b->args.ops : "");
+    b->config = (yard_ops_config){ .n_threads = b->args.n_threads ? (uint32_t)b->args.n_threads
+                                                                  : yard_cpu_count(),
+                                   .variant = b->args.variant,
+                                   .limits = limits_of(b) };
+    return st;
+}
+
+int yard_bench_ops(int argc, char **argv)
+{
+    ops_bench b = { .args = { .device = "cpu",
+                              .model = "deepseek-v3",
+                              .tokens = { 3, { 1, 16, 512 } },
+                              .context = 1024,
+                              .n_experts = 32,
+                              .n_repeats = 30 } };
+    yard_error err = { 0 };
+    yard_status st;
+    int rc;
+
+    yard_cli_parse_args(&ops_argp, "switchyard bench ops", argc, argv, &b.args);
+    st = prepare(&b, &err);
+    if (st == YARD_OK) {
+        yard_bench_print_head(b.args.json);
+        st = bench_all(&b, &err);
+    }
+    if (st == YARD_OK && b.n_wrong > 0)
+        st = yard_fail(&err, YARD_EDEVICE, "%u of %u rows are not what the definition gives",
+                       b.n_wrong, b.n_rows);
+    rc = yard_cli_close_stdout("bench ops");
+    if (st != YARD_OK)
+        rc = yard_cli_fail("bench ops", &err);
+    return rc;
+}
