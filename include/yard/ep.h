@@ -112,7 +112,7 @@ typedef struct yard_ep_capacity {
  *             + T * output_row                       finished rows from siblings, tp > 1 only
  *             + 5 * R * 8                            signal words
  *             + staging: header(T) * R + T * dispatch_row, and for transports that do not copy
- *               at once (R - 1 peers) routed * combine_row + T * output_row
+ *               at once (all but shm) routed * combine_row + T * output_row
  *   header(T) = 64 + T * (4 + 8 * k);  dispatch_row = hidden * bytes + scales.
  * Needs no group. Errors: YARD_EINVAL naming the field. */
 YARD_API yard_status yard_ep_capacity_of(const yard_ep_config *config, uint32_t n_ranks,
@@ -136,13 +136,14 @@ YARD_API yard_ep_round *yard_ep_get_round(yard_ep *ep, uint32_t round_idx);
  *
  *   x        [n_tokens, hidden] of config.input, caller-owned; free when the stream passes the call
  *   x_scale  [n_tokens, ceil(hidden / 128)] f32, only when config.input is FP8, else NULL
- *   expert   [n_tokens, top_k] i32 global expert ids; -1 is skipped
+ *   expert   [n_tokens, top_k] i32 global expert ids, those of a token different; -1 is skipped
  *   weight   [n_tokens, top_k] f32
  *   n_tokens [1] i32, 0 to max_tokens; read when the call runs
  *
  * All ranks of an instance pass the same values; each sends the rows t with t mod tp == its place.
- * Never blocks. Errors: YARD_EINVAL (too many tokens, an id outside the experts, a round whose last
- * combine_recv has not been called), YARD_EPEER. */
+ * Never blocks. Errors: YARD_EINVAL (too many tokens, an id outside the experts or twice in a
+ * token, a round whose last combine_recv has not been called; nothing is sent and the group goes
+ * on), YARD_EPEER. */
 YARD_API yard_status yard_ep_dispatch_send(yard_ep_round *round, const void *x,
                                            const float *x_scale, const int32_t *expert,
                                            const float *weight, const int32_t *n_tokens,

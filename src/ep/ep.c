@@ -23,7 +23,7 @@ static yard_status read_config(yard_ep_config *out, const yard_ep_config *config
     const yard_ep_config defaults = YARD_EP_CONFIG_INIT;
     const size_t known = sizeof(*out);
 
-    if (!config || config->size < sizeof(config->size))
+    if (!config || config->size < sizeof(config->size) || config->size > YARD_MAX_CONFIG_BYTES)
         return yard_fail(err, YARD_EINVAL, "ep config: want YARD_EP_CONFIG_INIT first");
     for (size_t i = known; i < config->size; i++)
         if (((const uint8_t *)config)[i] != 0)
@@ -76,11 +76,15 @@ static yard_status check_ranks(const yard_ep_config *c, uint32_t n_ranks, yard_e
     if (n_ranks % c->tp != 0)
         return yard_fail(err, YARD_EINVAL, "ep config: tp: want a divisor of %u ranks, got %u",
                          n_ranks, c->tp);
-    if ((uint64_t)n_ranks / c->tp * c->max_tokens * c->top_k > INT32_MAX)
+    /* rows are numbered by int32_t */
+    if ((uint64_t)n_ranks / c->tp * c->max_tokens * c->top_k +
+            (uint64_t)c->n_experts / n_ranks * c->row_align >
+        INT32_MAX)
         return yard_fail(err, YARD_EINVAL,
-                         "ep config: max_tokens: want instances x max_tokens x top_k below 2^31, "
-                         "got %u x %u x %u",
-                         n_ranks / c->tp, c->max_tokens, c->top_k);
+                         "ep config: max_tokens: want instances x max_tokens x top_k + experts of "
+                         "a rank x row_align below 2^31, got %u x %u x %u + %u x %u",
+                         n_ranks / c->tp, c->max_tokens, c->top_k, c->n_experts / n_ranks,
+                         c->row_align);
     return YARD_OK;
 }
 
@@ -207,10 +211,8 @@ static yard_status open_fabric(yard_ep *ep, yard_error *err)
         return YARD_OK;
     }
     if (c->fabric_config)
-        memcpy(&config, c->fabric_config,
-               c->fabric_config->size < sizeof(config) ? c->fabric_config->size : sizeof(config));
-    config.size = sizeof(config);
-    if (config.n_ranks == 0)
+        st = yard_fabric_config_read(&config, c->fabric_config, err);
+    if (st == YARD_OK && config.n_ranks == 0)
         st = yard_fabric_config_from_env(&config, &env, err);
     if (st != YARD_OK)
         return st;
@@ -226,7 +228,7 @@ static yard_status open_fabric(yard_ep *ep, yard_error *err)
     derive(ep, config.rank, config.n_ranks);
     config.heap_bytes = heap_bytes(ep, false);
     ep->owns_fabric = true;
-    return yard_fabric_create(&ep->fabric, &config, err);
+    return yard_fabric_create_for(&ep->fabric, &config, heap_bytes(ep, true), err);
 }
 
 /* Called twice: to measure, then to place. */
@@ -239,6 +241,7 @@ static void lay_out_memory(yard_ep *ep, yard_arena *arena)
     ep->cursor = yard_arena_take(arena, (ep->n_local + 1) * sizeof(*ep->cursor));
     ep->row_f32 = yard_arena_take(arena, c->hidden * sizeof(float));
     ep->target = yard_arena_take(arena, ep->n_ranks);
+    ep->used = yard_arena_take(arena, c->n_experts * sizeof(*ep->used));
     ep->relay_to = yard_arena_take(arena, ep->n_ranks * sizeof(*ep->relay_to));
     ep->relay_from = yard_arena_take(arena, ep->n_ranks * sizeof(*ep->relay_from));
     for (uint32_t i = 0; i < c->n_rounds; i++) {

@@ -131,6 +131,8 @@ struct yard_ep {
     int32_t *cursor;       /* [n_local] */
     float *row_f32;        /* [hidden] */
     uint8_t *target;       /* [n_ranks] marks */
+    uint32_t *used;        /* [n_experts] number of the checked token that named the expert last */
+    uint32_t n_checked;    /* tokens checked so far */
     uint32_t *relay_to;    /* [n_ranks] whose heap this rank's rows for that rank go to */
     uint32_t *relay_from;  /* [n_ranks] whose heap that rank's rows for this rank lie in */
 

@@ -18,14 +18,14 @@ static const yard_fabric_ops *const transports[] = { &yard_fabric_shm, &yard_fab
 
 /* ---- configuration ----------------------------------------------------------------- */
 
-static yard_status copy_config(yard_fabric_config *out, const yard_fabric_config *config,
-                               yard_error *err)
+yard_status yard_fabric_config_read(yard_fabric_config *out, const yard_fabric_config *config,
+                                    yard_error *err)
 {
     const yard_fabric_config defaults = YARD_FABRIC_CONFIG_INIT;
     const size_t known = sizeof(*out);
 
-    if (!config || config->size < sizeof(config->size))
-        return yard_fail(err, YARD_EINVAL, "fabric: config: want YARD_FABRIC_CONFIG_INIT");
+    if (!config || config->size < sizeof(config->size) || config->size > YARD_MAX_CONFIG_BYTES)
+        return yard_fail(err, YARD_EINVAL, "fabric: config: want YARD_FABRIC_CONFIG_INIT first");
     for (size_t i = known; i < config->size; i++)
         if (((const uint8_t *)config)[i])
             return yard_fail(err, YARD_EINVAL,
@@ -231,6 +231,19 @@ static uint32_t spins_for(const yard_fabric *f)
     return n_here <= (n_cpus > 0 ? (uint32_t)n_cpus : 1) ? SPINS : SPINS_CROWDED;
 }
 
+/* Every rank has looked at what is free before the first one takes of it. */
+static yard_status make_heap(yard_fabric *f, yard_error *err)
+{
+    yard_status st;
+
+    if (f->ops->copies)
+        f->heap_bytes = f->copying_heap_bytes;
+    st = yard_memory_check(f, err);
+    if (st == YARD_OK)
+        st = yard_rendezvous_exchange(f, NULL, 0, NULL, err);
+    return st == YARD_OK ? f->ops->open(f, err) : st;
+}
+
 /* The stages. A rank that fails in one tells the others, so that all leave with one reason. */
 static yard_status start(yard_fabric *f, yard_error *err)
 {
@@ -242,7 +255,7 @@ static yard_status start(yard_fabric *f, yard_error *err)
         st = yard_control_connect(f, err);
     if (st == YARD_OK) {
         yard_stage_begin(f, "heap");
-        st = f->ops->open(f, err);
+        st = make_heap(f, err);
     }
     if (st == YARD_OK)
         st = yard_control_start(f, err);
@@ -253,12 +266,13 @@ static yard_status start(yard_fabric *f, yard_error *err)
     return st;
 }
 
-yard_status yard_fabric_create(yard_fabric **out, const yard_fabric_config *config, yard_error *err)
+yard_status yard_fabric_create_for(yard_fabric **out, const yard_fabric_config *config,
+                                   size_t copying_heap_bytes, yard_error *err)
 {
     yard_fabric_config c;
     yard_error why = { 0 };
     yard_fabric *f;
-    yard_status st = copy_config(&c, config, err);
+    yard_status st = yard_fabric_config_read(&c, config, err);
 
     if (st == YARD_OK)
         st = check_config(&c, err);
@@ -268,6 +282,7 @@ yard_status yard_fabric_create(yard_fabric **out, const yard_fabric_config *conf
     if (!f)
         return YARD_ENOMEM;
     f->config = c;
+    f->copying_heap_bytes = copying_heap_bytes ? copying_heap_bytes : c.heap_bytes;
     st = keep_strings(f, &why);
     if (st == YARD_OK) {
         raise_fd_limit(f->n_ranks);
@@ -285,6 +300,11 @@ yard_status yard_fabric_create(yard_fabric **out, const yard_fabric_config *conf
     f->n_spins = f->ops->sleep_receives ? 0 : spins_for(f);
     *out = f;
     return YARD_OK;
+}
+
+yard_status yard_fabric_create(yard_fabric **out, const yard_fabric_config *config, yard_error *err)
+{
+    return yard_fabric_create_for(out, config, 0, err);
 }
 
 yard_status yard_fabric_create_custom(yard_fabric **out, const yard_fabric_ops *ops, uint32_t rank,

@@ -38,6 +38,18 @@ typedef struct yard_fabric_ops {
     void (*wake)(yard_fabric *f);
 } yard_fabric_ops;
 
+enum { YARD_MAX_CONFIG_BYTES = 4096 }; /* a config whose size is larger was never initialised */
+
+/* Copies a caller's config, of an older or newer version: defaults for a missing tail, YARD_EINVAL
+ * for an unknown setting and for one that was not initialised. */
+yard_status yard_fabric_config_read(yard_fabric_config *out, const yard_fabric_config *config,
+                                    yard_error *err);
+
+/* yard_fabric_create() for a caller that needs less where puts copy at once (yard_fabric_copies()):
+ * the heap then has copying_heap_bytes; 0: config.heap_bytes. */
+yard_status yard_fabric_create_for(yard_fabric **out, const yard_fabric_config *config,
+                                   size_t copying_heap_bytes, yard_error *err);
+
 /* A fabric over a transport that is not in the table (tests: simulated networks). heap is
  * heap_bytes of zeroed memory, 64-byte aligned, owned by the transport. ops->open is not called;
  * its close, wake and sleep may be NULL (a wait then yields). Waits do not spin before ops->sleep,

@@ -54,9 +54,9 @@ struct yard_fabric {
         char transport[16], provider[64], config_text[YARD_CONFIG_TEXT_BYTES];
     } text;
     uint32_t rank, n_ranks, n_nodes;
-    size_t heap_bytes;
-    yard_peer *peers;                  /* [n_ranks] */
-    uint8_t job_id[YARD_JOB_ID_BYTES]; /* random, equal on all ranks, new for each group */
+    size_t heap_bytes, copying_heap_bytes; /* the latter is taken where puts copy at once */
+    yard_peer *peers;                      /* [n_ranks] */
+    uint8_t job_id[YARD_JOB_ID_BYTES];     /* random, equal on all ranks, new for each group */
     char reason[160];
     uint32_t n_spins; /* of a wait before ops->sleep */
 
@@ -143,6 +143,10 @@ void yard_rendezvous_close(yard_fabric *f); /* NULL star is fine */
  *   all  [n_ranks][n_bytes], out. */
 yard_status yard_rendezvous_exchange(yard_fabric *f, const void *blob, size_t n_bytes, void *all,
                                      yard_error *err);
+
+/* YARD_ENOMEM when the heaps of this node's ranks together do not fit into memory. Before the first
+ * of them is made. */
+yard_status yard_memory_check(const yard_fabric *f, yard_error *err);
 
 /* Tells the other ranks, through rank 0, that this one fails; err is its message. */
 void yard_rendezvous_abort(yard_fabric *f, const yard_error *err);

@@ -124,13 +124,15 @@ static yard_status listen_for_peers(yard_fabric *f, yard_error *err)
 {
     yard_peer *self = &f->peers[f->rank];
     const bool one_node = !strncmp(f->text.rendezvous, "unix:", 5);
+    const bool tcp_wanted = f->config.force_network || f->config.ranks_per_node != 0 ||
+                            !strcmp(f->text.transport, "tcp");
     const char *why = "";
 
     f->listen_unix = yard_listen_unix(self->unix_name, sizeof(self->unix_name));
     if (f->listen_unix < 0)
         return yard_fail(err, YARD_EIO, "fabric: rendezvous: listen at a unix name: %s",
                          strerror(errno));
-    if (one_node && !f->config.force_network && f->config.ranks_per_node == 0)
+    if (one_node && !tcp_wanted)
         return YARD_OK;
     f->listen_tcp = yard_listen_tcp(f->text.bind_host, &self->port, &why);
     if (f->listen_tcp < 0)

@@ -272,6 +272,29 @@ static void heap_failure_is_everybodys(void **state)
     test_run(4, have_no_room, NULL);
 }
 
+/* Heaps that no memory holds are refused by all, before the first page is taken. */
+static void have_no_memory(const yard_fabric_config *config, void *ctx)
+{
+    const struct rlimit small = { 1 << 20, 1 << 20 };
+    yard_fabric_config c = *config;
+    yard_fabric *f = NULL;
+    yard_error err = { 0 };
+
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0); /* a test that fails takes no memory, either */
+    c.heap_bytes = (size_t)1 << 46;
+    c.force_network = ctx != NULL;
+    CHECK(yard_fabric_create(&f, &c, &err) == YARD_ENOMEM && !f);
+    CHECK_TEXT(err.message, ctx ? "fabric: heap: want 1 x 70368744177664 bytes"
+                                : "fabric: heap: want 2 x 70368744177664 bytes");
+}
+
+static void heaps_beyond_memory_are_refused(void **state)
+{
+    test_run(2, have_no_memory, NULL);
+    test_run(2, have_no_memory, "tcp");
+}
+
 /* A rank that stops in the rendezvous holds up the next stage until its deadline. */
 static void stop_here(void *ctx, const char *line)
 {
@@ -362,6 +385,7 @@ int main(void)
         cmocka_unit_test(stopped_rank_meets_the_deadline),
         cmocka_unit_test(late_writes_miss_the_new_group),
         cmocka_unit_test(heap_failure_is_everybodys),
+        cmocka_unit_test(heaps_beyond_memory_are_refused),
         cmocka_unit_test(stopped_in_the_start),
         cmocka_unit_test(leaving_is_told),
         cmocka_unit_test(groups_in_a_row),

@@ -250,6 +250,48 @@ static void nodes_decide_the_transport(void **state)
     test_run(4, choosing_rank, NULL);
 }
 
+/* Whatever the rendezvous is: "unix:" says that there is one node, not how its ranks are to talk.
+ */
+static void told_rank(const yard_fabric_config *config, void *ctx)
+{
+    yard_fabric_config c = *config;
+    yard_fabric *f;
+
+    c.transport = ctx;
+    f = test_create(&c);
+    CHECK(!strcmp(yard_fabric_transport(f, NULL), ctx));
+    test_barrier(f, 2048, 1);
+    yard_fabric_destroy(f);
+}
+
+static void the_config_decides_the_transport(void **state)
+{
+    test_run(3, told_rank, "shm");
+    test_run(3, told_rank, "tcp");
+    test_run(3, told_rank, "shm+tcp");
+}
+
+/* What only transports need that read their sources later is not taken where puts copy at once. */
+static void sized_rank(const yard_fabric_config *config, void *ctx)
+{
+    yard_fabric_config c = *config;
+    yard_error err = { 0 };
+    yard_fabric *f = NULL;
+
+    c.transport = ctx;
+    CHECK(yard_fabric_create_for(&f, &c, 4096, &err) == YARD_OK);
+    CHECK(yard_fabric_heap_bytes(f) == (yard_fabric_copies(f) ? 4096 : c.heap_bytes));
+    CHECK(yard_fabric_put_signal(f, 0, NULL, 0, 8192, 1, 0) ==
+          (yard_fabric_copies(f) ? YARD_EINVAL : YARD_OK));
+    yard_fabric_destroy(f);
+}
+
+static void copying_transports_need_less(void **state)
+{
+    test_run(2, sized_rank, "shm");
+    test_run(2, sized_rank, "tcp");
+}
+
 int main(void)
 {
     const struct CMUnitTest suite[] = {
@@ -262,6 +304,8 @@ int main(void)
         cmocka_unit_test(lost_relays_are_named),
         cmocka_unit_test(wrong_node_puts_are_refused),
         cmocka_unit_test(nodes_decide_the_transport),
+        cmocka_unit_test(the_config_decides_the_transport),
+        cmocka_unit_test(copying_transports_need_less),
     };
     int n_failed = 0;
 

@@ -4,20 +4,44 @@
 
 /* ---- send -------------------------------------------------------------------------------- */
 
+/* The ids of one token. A repeated id would bring more rows than capacities count: min(top_k,
+ * local) of a token. used holds, for each expert, the number of the token that named it last. */
+static yard_status check_experts(yard_ep *ep, const int32_t *expert, uint32_t t)
+{
+    const yard_ep_config *c = &ep->config;
+
+    if (++ep->n_checked == 0) { /* all numbers were used up */
+        memset(ep->used, 0, c->n_experts * sizeof(*ep->used));
+        ep->n_checked = 1;
+    }
+    for (uint32_t k = 0; k < c->top_k; k++) {
+        if (expert[k] < -1 || expert[k] >= (int32_t)c->n_experts)
+            return yard_fail(&ep->err, YARD_EINVAL,
+                             "dispatch_send: token %u: want expert ids from -1 to %u, got %d", t,
+                             c->n_experts - 1, expert[k]);
+        if (expert[k] < 0)
+            continue;
+        if (ep->used[expert[k]] == ep->n_checked)
+            return yard_fail(&ep->err, YARD_EINVAL,
+                             "dispatch_send: token %u: want different experts, got %d twice", t,
+                             expert[k]);
+        ep->used[expert[k]] = ep->n_checked;
+    }
+    return YARD_OK;
+}
+
 static yard_status check_routing(yard_ep *ep, const int32_t *expert, int32_t n_tokens)
 {
     const yard_ep_config *c = &ep->config;
+    yard_status st = YARD_OK;
 
     if (n_tokens < 0 || (uint32_t)n_tokens > c->max_tokens)
         return yard_fail(&ep->err, YARD_EINVAL,
                          "dispatch_send: n_tokens: want 0 to %u (max_tokens), got %d",
                          c->max_tokens, n_tokens);
-    for (size_t i = 0; i < (size_t)n_tokens * c->top_k; i++)
-        if (expert[i] < -1 || expert[i] >= (int32_t)c->n_experts)
-            return yard_fail(&ep->err, YARD_EINVAL,
-                             "dispatch_send: token %zu: want expert ids from -1 to %u, got %d",
-                             i / c->top_k, c->n_experts - 1, expert[i]);
-    return YARD_OK;
+    for (uint32_t t = 0; st == YARD_OK && t < (uint32_t)n_tokens; t++)
+        st = check_experts(ep, expert + (size_t)t * c->top_k, t);
+    return st;
 }
 
 /* Row t of x in its wire form: payload, then scales. */
@@ -175,6 +199,8 @@ yard_status yard_ep_dispatch_send(yard_ep_round *round, const void *x, const flo
     yard_status st = yard_ep_enter(round, ROUND_IDLE, "dispatch_send");
 
     (void)stream;
+    if (st == YARD_OK && !n_tokens)
+        st = yard_fail(&ep->err, YARD_EINVAL, "dispatch_send: n_tokens: want a number, got NULL");
     if (st == YARD_OK && *n_tokens > 0 && (!x || !expert || !weight))
         st = yard_fail(&ep->err, YARD_EINVAL,
                        "dispatch_send: x, expert, weight: want %d rows, got NULL", *n_tokens);
