@@ -84,6 +84,10 @@ typedef struct yard_ep_config {
                          whose ranks all read it there, instead of once per rank. Wants ranks of a
                          node to share memory (transport shm or shm+tcp) where there are several
                          nodes, one with several ranks. Default false */
+    bool expert_y_in_place; /* expert_y is the round's own buffer, yard_ep_expert_y(): results are
+                               read where the experts wrote them instead of being copied, on this
+                               rank, and on ranks whose memory is shared (shm, shm+tcp). Costs heap,
+                               see yard_ep_capacity_of(). Default false */
     uint64_t heap_at; /* of a borrowed fabric: where the group's part of the heap begins, zeroed and
                          used by nobody else; a multiple of 64, equal on all ranks. Default 0 */
 } yard_ep_config;
@@ -111,6 +115,7 @@ typedef struct yard_ep_capacity {
  *             + T * k * combine_row                  rows of combine
  *             + T * output_row                       finished rows from siblings, tp > 1 only
  *             + 5 * R * 8                            signal words
+ *             + routed * hidden * bytes + 2 * R * T * min(k, local) * 4   expert_y_in_place only
  *             + staging: header(T) * R + T * dispatch_row, and for transports that do not copy
  *               at once (all but shm) routed * combine_row + T * output_row
  *   header(T) = 64 + T * (4 + 8 * k);  dispatch_row = hidden * bytes + scales.
@@ -167,9 +172,17 @@ YARD_API yard_status yard_ep_dispatch_recv(yard_ep_round *round, void *expert_x,
                                            float *expert_x_scale, int32_t *expert_count,
                                            int32_t *row_index, yard_stream stream);
 
+/* The round's buffer for results, [expert_y_rows, hidden] of config.combine, owned by the group;
+ * NULL unless config.expert_y_in_place. The caller may write it between a dispatch_recv of the
+ * round and the combine_send that follows, and at no other time: peers read it until the next
+ * dispatch_recv returns. combine_send may change it (partial sums). */
+YARD_API void *yard_ep_expert_y(const yard_ep_round *round);
+
 /* Sends the experts' results back.
  *   expert_y [expert_y_rows, hidden] of config.combine, numbered as expert-major rows;
- * caller-owned, free when the stream passes the call. Never blocks. Errors as dispatch_send. */
+ *     caller-owned, free when the stream passes the call; with expert_y_in_place it must be
+ *     yard_ep_expert_y().
+ * Never blocks. Errors as dispatch_send. */
 YARD_API yard_status yard_ep_combine_send(yard_ep_round *round, const void *expert_y,
                                           yard_stream stream);
 
@@ -186,10 +199,13 @@ YARD_API yard_status yard_ep_poll(yard_ep *ep);
 YARD_API const char *yard_ep_error(const yard_ep *ep);
 
 /* Rows that left for other ranks since creation: what one copy per token and destination means can
- * be counted. With node_copies a row to another node counts once. */
+ * be counted. With node_copies a row to another node counts once; a result that is read in place
+ * does not count as a row. */
 typedef struct yard_ep_stats {
     uint64_t n_dispatch_rows_sent, n_combine_rows_sent, n_output_rows_sent;
-    uint64_t n_wire_bytes; /* headers and rows to other ranks */
+    uint64_t
+        n_wire_bytes; /* headers, rows, and lists of 4 bytes a result in place, to other ranks */
+    uint64_t n_results_in_place; /* results that other ranks read here */
 } yard_ep_stats;
 YARD_API void yard_ep_get_stats(const yard_ep *ep, yard_ep_stats *out);
 

@@ -16,7 +16,8 @@ typedef struct yard_convert {
     /* acc[i] = fma(part[i], f, acc[i]) */
     void (*add_scaled)(const float *part, uint32_t n, float f, float *acc);
     /* y[i] = sum over r ascending of fma(value of rows[r][i], weight[r], sum so far), from 0; rows
-     * are F32 or BF16, y is F32 or BF16 (rounded once, at the end). */
+     * are F32 or BF16, y is F32 or BF16 (rounded once, at the end). y may be one of the rows if it
+     * has their dtype. */
     void (*weighted_sum)(yard_dtype dtype, const void *const *rows, const float *weight,
                          uint32_t n_rows, uint32_t n, yard_dtype y_dtype, void *y);
 } yard_convert;

@@ -180,6 +180,8 @@ static const struct argp ep_argp = {
         "definition gives, before, at the end of and after the timed repeats, and that one row "
         "left for each token and destination rank. The ranks are pinned to CPUs of their own when "
         "there are enough.\n\n"
+        "shm, tcp, libfabric: results are read where the experts wrote them, as far as memory is "
+        "shared; shm \"copied\" is without that. The experts themselves are not timed.\n"
         "memcpy: each rank copies the bytes that the layout demands; the floor of the other rows.\n"
         "mpi: MPI_Alltoallv of a row for each (token, expert), \"padded\" per expert or with exact "
         "\"counts\" that are exchanged first; where Open MPI is installed.\n"
@@ -351,6 +353,8 @@ static yard_status run_all(ep_bench *b, yard_error *err)
         if (!b->transports.has[i])
             continue;
         st = i == MPI ? run_mpi(b, err) : run_peer(b, peers[i], err);
+        if (i == SHM && st == YARD_OK)
+            st = run_peer(b, &yard_bench_ep_shm_copied, err);
         if (i == NODES && st == YARD_OK)
             st = run_peer(b, &yard_bench_ep_node_copies, err);
         if (i == SOCKET && st == YARD_OK)

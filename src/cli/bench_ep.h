@@ -57,15 +57,17 @@ typedef struct yard_bench_ep_peer {
     yard_status (*prepare)(yard_bench_ep_rank *r, yard_error *err);
     yard_status (*dispatch)(yard_bench_ep_rank *r, yard_error *err);
     yard_status (*combine)(yard_bench_ep_rank *r, yard_error *err);
+    void (*experts)(
+        yard_bench_ep_rank *r);            /* between them, not timed; NULL: data has the results */
     void (*poison)(yard_bench_ep_rank *r); /* spoils what an exchange must write */
     bool (*check)(yard_bench_ep_rank *r, yard_error *err);
     void (*close)(yard_bench_ep_rank *r);
     double (*bytes)(const yard_bench_ep_rank *r, int phase); /* NULL: those of the layout */
 } yard_bench_ep_peer;
 
-extern const yard_bench_ep_peer yard_bench_ep_shm, yard_bench_ep_tcp, yard_bench_ep_libfabric,
-    yard_bench_ep_rank_copies, yard_bench_ep_node_copies, yard_bench_ep_memcpy,
-    yard_bench_ep_socket, yard_bench_ep_pingpong;
+extern const yard_bench_ep_peer yard_bench_ep_shm, yard_bench_ep_shm_copied, yard_bench_ep_tcp,
+    yard_bench_ep_libfabric, yard_bench_ep_rank_copies, yard_bench_ep_node_copies,
+    yard_bench_ep_memcpy, yard_bench_ep_socket, yard_bench_ep_pingpong;
 
 typedef struct yard_bench_ep_group {
     const yard_bench_ep_settings *settings;

@@ -67,16 +67,17 @@ static yard_status exchange(const yard_bench_ep_peer *peer, yard_bench_ep_rank *
                             yard_error *err)
 {
     const double begin_us = yard_bench_now_us();
-    double middle_us, end_us;
+    double middle_us;
     yard_status st = peer->dispatch(r, err);
 
+    us[YARD_BENCH_EP_DISPATCH] = yard_bench_now_us() - begin_us;
+    if (peer->experts)
+        peer->experts(r);
     middle_us = yard_bench_now_us();
     if (st == YARD_OK)
         st = peer->combine(r, err);
-    end_us = yard_bench_now_us();
-    us[YARD_BENCH_EP_DISPATCH] = middle_us - begin_us;
-    us[YARD_BENCH_EP_COMBINE] = end_us - middle_us;
-    us[YARD_BENCH_EP_PAIR] = end_us - begin_us;
+    us[YARD_BENCH_EP_COMBINE] = yard_bench_now_us() - middle_us;
+    us[YARD_BENCH_EP_PAIR] = us[YARD_BENCH_EP_DISPATCH] + us[YARD_BENCH_EP_COMBINE];
     return st;
 }
 

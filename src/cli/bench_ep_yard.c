@@ -15,7 +15,15 @@ typedef struct yard_side {
     int32_t *count, *row_index;
     yard_ep_stats before; /* an exchange */
     bool node_copies;
+    void *expert_y; /* the round's own; NULL: results are copied from data's */
 } yard_side;
+
+/* How a peer uses the library. */
+typedef struct yard_use {
+    const char *transport;
+    uint32_t ranks_per_node; /* as in yard_fabric_config */
+    bool node_copies, copied;
+} yard_use;
 
 static yard_ep_config config_of(const yard_bench_ep_rank *r)
 {
@@ -47,9 +55,7 @@ static yard_status allocate(yard_bench_ep_rank *r, yard_side *s, yard_error *err
     return YARD_OK;
 }
 
-/* ranks_per_node: as in yard_fabric_config. */
-static yard_status open_over(yard_bench_ep_rank *r, const char *transport, uint32_t ranks_per_node,
-                             bool node_copies, yard_error *err)
+static yard_status open_as(yard_bench_ep_rank *r, yard_use use, yard_error *err)
 {
     yard_fabric_config fabric = YARD_FABRIC_CONFIG_INIT;
     yard_ep_config config = config_of(r);
@@ -60,17 +66,19 @@ static yard_status open_over(yard_bench_ep_rank *r, const char *transport, uint3
         return yard_fail(err, YARD_ENOMEM, "bench: no memory");
     fabric.rank = r->rank;
     fabric.n_ranks = r->settings->n_ranks;
-    fabric.transport = transport;
+    fabric.transport = use.transport;
     fabric.rendezvous = r->rendezvous;
     fabric.bind_host = r->host;
-    fabric.ranks_per_node = ranks_per_node;
-    config.node_copies = s->node_copies = node_copies;
+    fabric.ranks_per_node = use.ranks_per_node;
+    config.node_copies = s->node_copies = use.node_copies;
+    config.expert_y_in_place = !use.copied;
     config.fabric_config = &fabric;
     st = yard_ep_capacity_of(&config, fabric.n_ranks, &s->capacity, err);
     if (st == YARD_OK)
         st = yard_ep_create(&s->ep, &config, err);
     if (st == YARD_OK) {
         s->round = yard_ep_get_round(s->ep, 0);
+        s->expert_y = yard_ep_expert_y(s->round);
         st = allocate(r, s, err);
     }
     return st;
@@ -78,27 +86,37 @@ static yard_status open_over(yard_bench_ep_rank *r, const char *transport, uint3
 
 static yard_status open_shm(yard_bench_ep_rank *r, yard_error *err)
 {
-    return open_over(r, "shm", 0, false, err);
+    return open_as(r, (yard_use){ .transport = "shm" }, err);
+}
+
+static yard_status open_shm_copied(yard_bench_ep_rank *r, yard_error *err)
+{
+    return open_as(r, (yard_use){ .transport = "shm", .copied = true }, err);
 }
 
 static yard_status open_tcp(yard_bench_ep_rank *r, yard_error *err)
 {
-    return open_over(r, "tcp", 0, false, err);
+    return open_as(r, (yard_use){ .transport = "tcp" }, err);
 }
 
 static yard_status open_libfabric(yard_bench_ep_rank *r, yard_error *err)
 {
-    return open_over(r, "libfabric", 0, false, err);
+    return open_as(r, (yard_use){ .transport = "libfabric" }, err);
 }
 
 static yard_status open_rank_copies(yard_bench_ep_rank *r, yard_error *err)
 {
-    return open_over(r, "shm+tcp", r->settings->n_ranks / 2, false, err);
+    return open_as(
+        r, (yard_use){ .transport = "shm+tcp", .ranks_per_node = r->settings->n_ranks / 2 }, err);
 }
 
 static yard_status open_node_copies(yard_bench_ep_rank *r, yard_error *err)
 {
-    return open_over(r, "shm+tcp", r->settings->n_ranks / 2, true, err);
+    return open_as(r,
+                   (yard_use){ .transport = "shm+tcp",
+                               .ranks_per_node = r->settings->n_ranks / 2,
+                               .node_copies = true },
+                   err);
 }
 
 static yard_status prepare(yard_bench_ep_rank *r, yard_error *err)
@@ -127,10 +145,21 @@ static yard_status dispatch(yard_bench_ep_rank *r, yard_error *err)
     return st == YARD_OK ? st : failed(s, st, err);
 }
 
+/* Results anew each time, as experts make them: they start in this rank's cache, in no other. */
+static void experts(yard_bench_ep_rank *r)
+{
+    const yard_side *s = r->impl;
+
+    if (s->expert_y)
+        memcpy(s->expert_y, r->data->expert_y,
+               r->data->n_routed * yard_bench_ep_result_bytes(r->data));
+}
+
 static yard_status combine(yard_bench_ep_rank *r, yard_error *err)
 {
     yard_side *s = r->impl;
-    yard_status st = yard_ep_combine_send(s->round, r->data->expert_y, NULL);
+    yard_status st =
+        yard_ep_combine_send(s->round, s->expert_y ? s->expert_y : r->data->expert_y, NULL);
 
     if (st == YARD_OK)
         st = yard_ep_combine_recv(s->round, s->y, NULL);
@@ -159,11 +188,12 @@ static bool check_wire(const yard_bench_ep_rank *r, yard_error *err)
     const yard_side *s = r->impl;
     const uint32_t n_want = s->node_copies ? d->n_node_rows_out : d->n_rows_out;
     yard_ep_stats now;
-    uint64_t n_rows, n_results, n;
+    uint64_t n_rows, n_results, n; /* results: as rows, or read in place */
 
     yard_ep_get_stats(s->ep, &now);
     n_rows = now.n_dispatch_rows_sent - s->before.n_dispatch_rows_sent;
-    n_results = now.n_combine_rows_sent - s->before.n_combine_rows_sent;
+    n_results = now.n_combine_rows_sent - s->before.n_combine_rows_sent + now.n_results_in_place -
+                s->before.n_results_in_place;
     n = n_want ? n_rows / n_want : 1;
     if (n > 0 && n_rows == n * n_want && n_results == n * d->n_results_out)
         return true;
@@ -201,10 +231,13 @@ static void close_side(yard_bench_ep_rank *r)
 #define YARD_PEER(transport, open_function, ...)                                                   \
     {                                                                                              \
         .name = (transport), .open = (open_function), .prepare = prepare, .dispatch = dispatch,    \
-        .combine = combine, .poison = poison, .check = check, .close = close_side, __VA_ARGS__     \
+        .experts = experts, .combine = combine, .poison = poison, .check = check,                  \
+        .close = close_side, __VA_ARGS__                                                           \
     }
 
 const yard_bench_ep_peer yard_bench_ep_shm = YARD_PEER("shm", open_shm, .network = false);
+const yard_bench_ep_peer yard_bench_ep_shm_copied =
+    YARD_PEER("shm", open_shm_copied, .variant = "copied");
 const yard_bench_ep_peer yard_bench_ep_tcp = YARD_PEER("tcp", open_tcp, .network = true);
 const yard_bench_ep_peer yard_bench_ep_libfabric =
     YARD_PEER("libfabric", open_libfabric, .network = true);

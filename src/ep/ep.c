@@ -115,6 +115,7 @@ static void derive(yard_ep *ep, uint32_t rank, uint32_t n_ranks)
     ep->combine_row_bytes = yard_ep_align(c->hidden * dtype_bytes(c->combine));
     ep->output_row_bytes = yard_ep_align(c->hidden * dtype_bytes(c->output));
     per_token = c->top_k < ep->n_local ? c->top_k : ep->n_local;
+    ep->list_bytes = yard_ep_align((size_t)c->max_tokens * per_token * sizeof(int32_t));
     ep->routed_rows =
         (uint64_t)ep->dp * c->max_tokens * per_token + (uint64_t)ep->n_local * (c->row_align - 1);
 }
@@ -145,6 +146,11 @@ static void lay_out_round(const yard_ep *ep, bool copies, yard_sym *at, round_he
     h->stage_rows = take(at, t * ep->dispatch_row_bytes);
     h->stage_combine = take(at, (copies ? 1 : ep->routed_rows) * ep->combine_row_bytes);
     h->stage_output = take(at, (copies ? 1 : t) * ep->output_row_bytes);
+    if (!c->expert_y_in_place)
+        return;
+    h->expert_y = take(at, ep->routed_rows * c->hidden * dtype_bytes(c->combine));
+    h->result_lists = take(at, r * ep->list_bytes);
+    h->stage_lists = take(at, r * ep->list_bytes);
 }
 
 static size_t heap_bytes(const yard_ep *ep, bool copies)
@@ -183,10 +189,11 @@ static void describe_config(const yard_ep_config *c, char *text, size_t n_bytes)
 {
     snprintf(text, n_bytes,
              "experts %u, top_k %u, hidden %u, max_tokens %u, tp %u, rounds %u, align %u, dispatch "
-             "%d, combine %d, input %d, output %d, mode %d, layout %d, ue8m0 %d, node_copies %d",
+             "%d, combine %d, input %d, output %d, mode %d, layout %d, ue8m0 %d, node_copies %d, "
+             "in_place %d",
              c->n_experts, c->top_k, c->hidden, c->max_tokens, c->tp, c->n_rounds, c->row_align,
              c->dispatch, c->combine, c->input, c->output, c->mode, c->layout, c->ue8m0,
-             c->node_copies);
+             c->node_copies, c->expert_y_in_place);
 }
 
 static uint64_t hash_bytes(uint64_t hash, const void *data, size_t n_bytes)
@@ -244,6 +251,8 @@ static void lay_out_memory(yard_ep *ep, yard_arena *arena)
     ep->used = yard_arena_take(arena, c->n_experts * sizeof(*ep->used));
     ep->relay_to = yard_arena_take(arena, ep->n_ranks * sizeof(*ep->relay_to));
     ep->relay_from = yard_arena_take(arena, ep->n_ranks * sizeof(*ep->relay_from));
+    ep->in_place = yard_arena_take(arena, ep->n_ranks * sizeof(*ep->in_place));
+    ep->n_listed = yard_arena_take(arena, ep->n_ranks * sizeof(*ep->n_listed));
     for (uint32_t i = 0; i < c->n_rounds; i++) {
         yard_ep_round round = {
             .ep = ep,
@@ -319,6 +328,13 @@ static void choose_relays(yard_ep *ep)
     }
 }
 
+/* Between ranks that see each other's heaps, and on this one itself. */
+static void choose_places(yard_ep *ep)
+{
+    for (uint32_t r = 0; ep->config.expert_y_in_place && r < ep->n_ranks; r++)
+        ep->in_place[r] = r == ep->rank || yard_fabric_view(ep->fabric, r, 0) != NULL;
+}
+
 static yard_status check_heap(const yard_ep *ep, yard_error *err)
 {
     const uint64_t has = yard_fabric_heap_bytes(ep->fabric), at = ep->config.heap_at;
@@ -353,8 +369,10 @@ static yard_status start(yard_ep *ep, yard_error *err)
     const char *transport = yard_fabric_transport(ep->fabric, &reason);
     snprintf(ep->description, sizeof(ep->description), "cpu over %s: %s", transport, reason);
     st = allocate(ep, err);
-    if (st == YARD_OK)
+    if (st == YARD_OK) {
         choose_relays(ep);
+        choose_places(ep);
+    }
     return st;
 }
 
@@ -406,6 +424,11 @@ const char *yard_ep_describe(const yard_ep *ep)
 yard_ep_round *yard_ep_get_round(yard_ep *ep, uint32_t round_idx)
 {
     return round_idx < ep->config.n_rounds ? &ep->rounds[round_idx] : NULL;
+}
+
+void *yard_ep_expert_y(const yard_ep_round *round)
+{
+    return round->ep->config.expert_y_in_place ? ep_heap(round->ep, round->heap.expert_y) : NULL;
 }
 
 void yard_ep_get_stats(const yard_ep *ep, yard_ep_stats *out)

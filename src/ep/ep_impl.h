@@ -23,6 +23,14 @@
  * n. Staging of finished rows n is written in combine_recv n + 1, after the siblings' combine
  * headers n + 1, sent after they received rows n.
  *
+ * Results in place (config.expert_y_in_place). expert_y lies in the heap of the rank that made it,
+ * and the owner of a token, where it sees that heap, reads it there, in combine_recv. A partial sum
+ * is made over the first of its rows.
+ * What travels is the list of rows, one put for each peer, which lands, is staged and is read like
+ * the results that it replaces. expert_y of combine n may be written again after the own
+ * dispatch_recv n + 1, as staging of combine may: the dispatch headers of all ranks say that they
+ * have finished combine_recv n.
+ *
  * One copy per node (config.node_copies). A row from rank s to ranks of another node goes to one of
  * them, the relay, which the node and s determine: row g * max_tokens + t of the relay's heap. The
  * relay's transport adds to sig_rows[s] of every rank of the node that has an expert of the token;
@@ -87,6 +95,10 @@ typedef struct round_heap {
     yard_sym stage_rows;               /* [max_tokens] */
     yard_sym stage_combine;            /* [routed rows]; only for transports that do not copy */
     yard_sym stage_output;             /* [max_tokens] */
+    /* expert_y_in_place: results, dense; and for each peer the rows of them that it reads, here,
+     * in order of (token, k) */
+    yard_sym expert_y;                  /* [routed rows] */
+    yard_sym result_lists, stage_lists; /* [n_ranks] of list_bytes */
 } round_heap;
 
 /* A token that this rank's experts work on. */
@@ -123,7 +135,7 @@ struct yard_ep {
     uint32_t n_groups_cols; /* scales of a row */
     size_t header_bytes, entry_bytes;
     size_t payload_bytes, scale_bytes, dispatch_row_bytes; /* dispatch: codes, scales, row */
-    size_t combine_row_bytes, output_row_bytes;
+    size_t combine_row_bytes, output_row_bytes, list_bytes;
     uint64_t routed_rows;
 
     yard_ep_round *rounds; /* [n_rounds] */
@@ -135,6 +147,8 @@ struct yard_ep {
     uint32_t n_checked;    /* tokens checked so far */
     uint32_t *relay_to;    /* [n_ranks] whose heap this rank's rows for that rank go to */
     uint32_t *relay_from;  /* [n_ranks] whose heap that rank's rows for this rank lie in */
+    bool *in_place;        /* [n_ranks] results between that rank and this one stay in place */
+    uint32_t *n_listed;    /* [n_ranks] of a list: entries written, or read, so far */
 
     yard_status status; /* sticky */
     yard_error err;

@@ -63,7 +63,8 @@ for row in rows:
     seen[key] = seen.get(key, 0) + 1
 # 3 phases, 2 modes, 2 layouts, 2 numbers of tokens
 for ranks in 2, 3:
-    assert seen[ranks, "shm", None] == seen[ranks, "memcpy", None] == 24, seen
+    assert seen[ranks, "shm", None] == seen[ranks, "shm", "copied"] == 24, seen
+    assert seen[ranks, "memcpy", None] == 24, seen
 assert seen[2, "socket", "stream"] == 12 and seen[2, "socket", "pingpong"] == 2, seen
 # the formula: dispatch is (rows in + rows of expert_x) x (200 + 4 x 2) bytes, combine has 400 for
 # each row of expert_y and 800 for each row of y

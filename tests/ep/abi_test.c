@@ -33,9 +33,11 @@ static void layouts(void **state)
     FIELD(yard_ep_config, fabric, 72);
     FIELD(yard_ep_config, fabric_config, 80);
     FIELD(yard_ep_config, node_copies, 88);
+    FIELD(yard_ep_config, expert_y_in_place, 89);
+    FIELD(yard_ep_config, heap_at, 96);
     assert_true(sizeof(yard_ep_config) >= 96);
     assert_int_equal(sizeof(yard_ep_capacity), 24);
-    assert_int_equal(sizeof(yard_ep_stats), 32);
+    assert_int_equal(sizeof(yard_ep_stats), 40);
     FIELD(yard_fabric_config, rank, 8);
     FIELD(yard_fabric_config, n_ranks, 12);
     FIELD(yard_fabric_config, heap_bytes, 16);

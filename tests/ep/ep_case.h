@@ -215,7 +215,8 @@ static inline void case_open(case_rank *r, const ep_case *c, yard_ep *ep)
         b->weight = malloc(t * g->top_k * sizeof(float));
         b->expert_x = malloc(b->capacity.expert_x_rows * h * 4 + 1);
         b->expert_x_scale = malloc(b->capacity.expert_x_rows * groups * sizeof(float) + 1);
-        b->expert_y = malloc(b->capacity.expert_y_rows * h * 4 + 1);
+        b->expert_y = g->expert_y_in_place ? yard_ep_expert_y(yard_ep_get_round(ep, i))
+                                           : malloc(b->capacity.expert_y_rows * h * 4 + 1);
         b->count = malloc(r->n_local * sizeof(int32_t));
         b->row_index = malloc(b->capacity.expert_y_rows * sizeof(int32_t) + 1);
         b->y = malloc(t * h * 4 + 1);
@@ -233,7 +234,8 @@ static inline void case_close(case_rank *r)
         free(b->weight);
         free(b->expert_x);
         free(b->expert_x_scale);
-        free(b->expert_y);
+        if (!r->c->config.expert_y_in_place)
+            free(b->expert_y);
         free(b->count);
         free(b->row_index);
         free(b->y);
@@ -319,6 +321,8 @@ static inline bool case_receive(case_rank *r, uint32_t i, uint32_t step)
                                          g->dispatch == YARD_EP_FP8 ? b->expert_x_scale : NULL,
                                          b->count, b->row_index, NULL)))
         ok = false;
+    /* what peers read of the last results, they have read */
+    memset(b->expert_y, 0xee, b->capacity.expert_y_rows * g->hidden * case_bytes(g->combine));
     for (uint32_t e = 0; ok && e < r->n_local; e++) {
         next[e] = (int32_t)first;
         first += yard_align_up((size_t)b->count[e], g->row_align);
@@ -375,7 +379,8 @@ static inline bool case_return(case_rank *r, uint32_t i, uint32_t step)
     case_buffers *b = &r->b[i];
     const yard_status st = yard_ep_combine_send(yard_ep_get_round(r->ep, i), b->expert_y, NULL);
 
-    memset(b->expert_y, 0xee, b->capacity.expert_y_rows * g->hidden * case_bytes(g->combine));
+    if (!g->expert_y_in_place)
+        memset(b->expert_y, 0xee, b->capacity.expert_y_rows * g->hidden * case_bytes(g->combine));
     return case_call(r, "combine_send", step, st);
 }
 
@@ -434,15 +439,15 @@ static inline bool case_run(case_rank *r)
 
 static inline const char *case_describe(const ep_case *c)
 {
-    static _Thread_local char text[256];
+    static _Thread_local char text[320];
     const yard_ep_config *g = &c->config;
 
     snprintf(text, sizeof(text),
              "seed %llu: %u ranks, tp %u, %u experts, top %u, hidden %u, tokens %u, rounds %u, "
-             "align %u, dtypes %d %d %d %d, mode %d, layout %d, crowd %u, taste %u",
+             "align %u, dtypes %d %d %d %d, mode %d, layout %d, in place %d, crowd %u, taste %u",
              (unsigned long long)c->seed, c->n_ranks, g->tp, g->n_experts, g->top_k, g->hidden,
              g->max_tokens, g->n_rounds, g->row_align, g->dispatch, g->input, g->combine, g->output,
-             g->mode, g->layout, c->crowd, c->taste);
+             g->mode, g->layout, g->expert_y_in_place, c->crowd, c->taste);
     return text;
 }
 
@@ -471,6 +476,7 @@ static inline ep_case case_from_seed(uint64_t seed, uint32_t n_ranks, uint32_t m
     g->mode = (yard_ep_combine)PICK(2);
     g->layout = (yard_ep_layout)PICK(2);
     g->ue8m0 = PICK(2);
+    g->expert_y_in_place = PICK(2);
     c.crowd = PICK(6) > 3 ? PICK(4) : 0;
     c.taste = PICK(3);
 #undef PICK

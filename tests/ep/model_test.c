@@ -30,13 +30,22 @@ enum { DISPATCH_SEND, DISPATCH_RECV, COMBINE_SEND, COMBINE_HEADERS, COMBINE_RECV
 typedef struct state {
     uint8_t exchange[MAX_R], at[MAX_R], peer[MAX_R]; /* per rank */
     uint8_t staged[MAX_R][2];                        /* exchange in dispatch's, combine's staging */
+    uint8_t results[MAX_R];                          /* exchange in expert_y, read in place */
     uint8_t place[KINDS][MAX_R][MAX_R];              /* [to][from] exchange that landed last */
     uint8_t landed[KINDS][MAX_R][MAX_R];             /* signals so far */
     uint8_t flying[KINDS][MAX_R][MAX_R];             /* bit e: the message of exchange e */
 } state;
 
 /* A mistake put in on purpose. */
-enum { SOUND, NO_DONE_WAIT, NO_HEADER_WAIT, EARLY_DONE, RELAY_DONE_ONLY, SIGNAL_AHEAD };
+enum {
+    SOUND,
+    NO_DONE_WAIT,
+    NO_HEADER_WAIT,
+    EARLY_DONE,
+    RELAY_DONE_ONLY,
+    SIGNAL_AHEAD,
+    EARLY_RESULTS /* expert_y is written before dispatch_recv returns */
+};
 
 typedef struct model {
     uint32_t n_ranks, n_exchanges;
@@ -134,8 +143,11 @@ static void read_all(model *m, const state *s, uint32_t rank, bool dispatch)
             read_place(m, s, HEADER, rank, from);
         if (dispatch && has_rows(m, from, rank))
             read_place(m, s, ROWS, rank, from);
-        if (!dispatch && has_rows(m, rank, from))
+        if (!dispatch && has_rows(m, rank, from)) {
             read_place(m, s, RESULTS, rank, from);
+            if (s->results[from] != s->exchange[rank])
+                wrong(m, "results in place");
+        }
     }
 }
 
@@ -175,6 +187,8 @@ static bool step(model *m, state *s, uint32_t rank)
     switch (s->at[rank]) {
     case DISPATCH_SEND:
         s->staged[rank][0] = s->exchange[rank];
+        if (m->flaw == EARLY_RESULTS)
+            s->results[rank] = s->exchange[rank];
         send_rows(m, s, rank, peer);
         send_message(s, HEADER, rank, peer);
         if (next_peer(m, s, rank))
@@ -186,6 +200,7 @@ static bool step(model *m, state *s, uint32_t rank)
             return false;
         if (m->flaw != NO_HEADER_WAIT)
             read_all(m, s, rank, true);
+        s->results[rank] = s->exchange[rank];
         enter(s, rank, m->flaw == EARLY_DONE ? COMBINE_HEADERS : COMBINE_SEND);
         return true;
     case COMBINE_SEND: /* reads the header again: it says where results go */
@@ -366,6 +381,8 @@ static void flaws_are_found(void **state_)
     assert_non_null(explore(2, MAX_EXCHANGES, 0, NO_HEADER_WAIT, &n_states));
     assert_non_null(explore(2, MAX_EXCHANGES, 0, EARLY_DONE, &n_states));
     assert_non_null(explore(2, MAX_EXCHANGES, all & 1u << 1, NO_DONE_WAIT, &n_states));
+    assert_string_equal(explore(2, MAX_EXCHANGES, all, EARLY_RESULTS, &n_states),
+                        "results in place");
 }
 
 int main(void)

@@ -100,6 +100,7 @@ static void check_counts(const case_rank *r, const yard_fabric *f)
     CHECK(stats.n_wire_bytes == n_rows * row_bytes(g) + n_headers * 64 +
                                     n.n_entries * (4 + 8 * g->top_k) +
                                     stats.n_combine_rows_sent * g->hidden * case_bytes(g->combine) +
+                                    stats.n_results_in_place * 4 +
                                     stats.n_output_rows_sent * g->hidden * case_bytes(g->output));
     CHECK(wire.n_put_bytes == stats.n_wire_bytes);
 }

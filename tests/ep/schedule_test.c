@@ -318,7 +318,9 @@ static void many_schedules_of_one_case(void **state)
     c.n_steps = 6;
     c.crowd = 2;
     c.taste = 0;
+    c.config.mode = YARD_EP_EXACT;
     for (uint32_t i = 0; i < n; i++) {
+        c.config.expert_y_in_place = i % 2;
         explore(&c, 100000 + i, failure, sizeof(failure));
         if (failure[0])
             fail_msg("%s", failure);
