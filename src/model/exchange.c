@@ -29,6 +29,7 @@ static yard_ep_config ep_config(const yard_model_config *c, const yard_model_opt
     e.timeout_us = o->timeout_us;
     e.fabric = o->fabric;
     e.heap_at = o->heap_at;
+    e.expert_y_in_place = true;
     return e;
 }
 
@@ -59,8 +60,10 @@ yard_status yard_exchange_create(yard_model *m, yard_error *err)
     if (!has_ranks(&m->options))
         return YARD_OK;
     st = yard_ep_create(&m->ep, &config, err);
-    if (st == YARD_OK)
+    if (st == YARD_OK) {
         m->all.round = yard_ep_get_round(m->ep, 0);
+        m->all.expert_y.data = yard_ep_expert_y(m->all.round);
+    }
     return st;
 }
 

@@ -59,7 +59,8 @@ static void lay_out_mlp(const yard_model *m, yard_part *p, yard_arena *arena)
     p->expert = yard_arena_take(arena, chosen * sizeof(int32_t));
     p->expert_weight = yard_arena_take(arena, chosen * sizeof(float));
     p->row_index = yard_arena_take(arena, chosen * sizeof(int32_t));
-    p->expert_y = yard_rows_take(arena, m->plain, m->expert_rows, c->hidden);
+    p->expert_y = yard_rows_take(arena, m->plain, m->options.layout.ep > 1 ? 0 : m->expert_rows,
+                                 c->hidden); /* several ranks: the round has a buffer for it */
     p->moe_y = yard_arena_take(arena, t * c->hidden * sizeof(float));
 }
 
@@ -94,7 +95,7 @@ static void skip_batch(yard_batch *b, size_t n)
 }
 
 /* Rows [first, first + n) of the step. Results of experts have a place of their own where they stay
- * until they are added (one rank); sent to other ranks, they leave at once and share theirs. */
+ * until they are added: rows of their own on one rank, a round of their own on several. */
 static void cut_part(yard_model *m, uint32_t half, uint32_t first, uint32_t n)
 {
     yard_part *const p = &m->half[half];
@@ -121,10 +122,12 @@ static void cut_part(yard_model *m, uint32_t half, uint32_t first, uint32_t n)
     skip_activation(&p->q_a_norm, first);
     skip_activation(&p->attended, first);
     skip_activation(&p->mlp_mid, first);
-    if (m->ep)
+    if (m->ep) {
         p->round = yard_ep_get_round(m->ep, half);
-    else
+        p->expert_y.data = yard_ep_expert_y(p->round);
+    } else {
         skip_rows(&p->expert_y, first * top_k);
+    }
 }
 
 /* ---- walk -------------------------------------------------------------------------------- */
