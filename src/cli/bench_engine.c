@@ -235,8 +235,9 @@ static double flops_of(const yard_model_config *m, const engine_case *c, bool de
     const double rows = decode ? c->n_seqs : (double)c->n_seqs * c->n_prompt;
     const double attended_by_seq =
         decode ? position + 1 : (double)c->n_prompt * (c->n_prompt + 1.0) / 2;
-    const double widths =
-        decode ? 2.0 * m->kv_rank + m->rope_dims : (double)m->nope_dims + m->rope_dims + m->v_dims;
+    const double widths = decode && m->attention == YARD_ATTENTION_MLA
+                              ? 2.0 * m->kv_rank + m->rope_dims
+                              : (double)m->nope_dims + m->rope_dims + m->v_dims;
 
     yard_model_count_params(m, &count);
     return 2 * rows * (double)(count.active - count.head) + 2.0 * c->n_seqs * (double)count.head +

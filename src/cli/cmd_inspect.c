@@ -140,28 +140,40 @@ static void print_router(const yard_model_config *c)
     printf("  router       %u of %u experts a token", c->top_k, c->n_experts);
     if (c->n_groups > 1)
         printf(", from %u of %u groups", c->top_groups, c->n_groups);
-    printf(", %s scores + bias%s, times %g\n",
-           c->score == YARD_SCORE_SIGMOID ? "sigmoid" : "softmax",
-           c->normalise_topk ? ", normalised" : "", (double)c->routed_scale);
+    printf(", %s scores%s%s, times %g\n", c->score == YARD_SCORE_SIGMOID ? "sigmoid" : "softmax",
+           c->router_bias ? " + bias" : "", c->normalise_topk ? ", normalised" : "",
+           (double)c->routed_scale);
+}
+
+static void print_attention(const yard_model_config *c)
+{
+    char text[32] = "no q rank";
+
+    if (c->attention == YARD_ATTENTION_GQA) {
+        snprintf(text, sizeof(text), ", window %u", c->window);
+        printf("  attention    GQA, %u heads, %u of keys and values, head %u%s\n", c->n_heads,
+               c->n_kv_heads, c->rope_dims, c->window ? text : "");
+        return;
+    }
+    if (c->q_rank)
+        snprintf(text, sizeof(text), "q rank %u", c->q_rank);
+    printf("  attention    MLA, %u heads, %s, kv rank %u, head %u + %u rotary, value %u\n",
+           c->n_heads, text, c->kv_rank, c->nope_dims, c->rope_dims, c->v_dims);
 }
 
 static void print_model(const yard_model_config *c)
 {
-    char q_rank[32] = "no q rank";
-
-    if (c->q_rank)
-        snprintf(q_rank, sizeof(q_rank), "q rank %u", c->q_rank);
     printf("%s\n", c->family);
     printf("  layers       %u (%u dense), hidden %u, vocabulary %u%s\n", c->n_layers,
            c->n_dense_layers, c->hidden, c->vocab,
            c->tied_embedding ? ", head is the embedding" : "");
-    printf("  attention    MLA, %u heads, %s, kv rank %u, head %u + %u rotary, value %u\n",
-           c->n_heads, q_rank, c->kv_rank, c->nope_dims, c->rope_dims, c->v_dims);
+    print_attention(c);
     print_rotary(c);
     print_router(c);
-    printf("  experts      %u wide, %u shared; dense MLP %u wide\n", c->expert_inter,
-           c->n_shared_experts, c->dense_inter);
-    printf("  MTP          %u module%s\n", c->n_mtp, c->n_mtp == 1 ? "" : "s");
+    printf("  experts      %u wide, %u shared", c->expert_inter, c->n_shared_experts);
+    if (c->n_dense_layers)
+        printf("; dense MLP %u wide", c->dense_inter);
+    printf("\n  MTP          %u module%s\n", c->n_mtp, c->n_mtp == 1 ? "" : "s");
     if (c->fp8)
         printf("  weights      FP8 e4m3 in blocks of %u x %d%s\n", c->block_rows, YARD_GROUP,
                c->ue8m0 ? ", scales are powers of two" : "");
@@ -215,8 +227,9 @@ typedef struct rank_summary {
 } rank_summary;
 
 static void print_layout(yard_layout l, const yard_rank_memory *ranks, rank_summary s,
-                         const inspect_args *args, bool has_mtp)
+                         const inspect_args *args, const yard_model_config *c)
 {
+    const bool gqa = c->attention == YARD_ATTENTION_GQA, has_mtp = c->n_mtp > 0;
     char max[32], min[32];
 
     printf("\nlayout         EP %u = DP %u x TP %u\n", l.ep, l.dp, l.tp);
@@ -225,9 +238,11 @@ static void print_layout(yard_layout l, const yard_rank_memory *ranks, rank_summ
     else
         printf("  weights      %s to %s a rank\n", bytes_text(s.min_bytes, min),
                bytes_text(s.max_bytes, max));
-    if (l.tp > 1)
+    if (l.tp > 1 && gqa)
+        printf("  of TP        q, k, v and o are cut\n");
+    else if (l.tp > 1)
         printf(
-            "  of TP        q_b, o and dense MLPs are cut; q_a, kv_a, kv_b and shared experts are "
+            "  of TP        q_b, kv_b, o and dense MLPs are cut; q_a, kv_a and shared experts are "
             "whole on every rank\n");
     print_ranks(ranks, l.ep, args->all_ranks, has_mtp);
 }
@@ -289,7 +304,7 @@ int yard_cmd_inspect(int argc, char **argv)
     } else {
         print_model(&c);
         print_counts(&c, &n);
-        print_layout(args.layout, ranks, summary, &args, c.n_mtp > 0);
+        print_layout(args.layout, ranks, summary, &args, &c);
     }
     free(ranks);
     return yard_cli_close_stdout("inspect");

@@ -119,7 +119,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option option_list[] = {
-    { "arch", KEY_ARCH, "NAME", 0, "Published dimensions to use: deepseek-v3", 1 },
+    { "arch", KEY_ARCH, "NAME", 0,
+      "Published dimensions to use: deepseek-v3, deepseek-v2-lite, kimi-k2 or mixtral-8x7b", 1 },
     { "config", KEY_CONFIG, "FILE", 0, "Or: the dimensions of this config.json", 1 },
     { "layers", KEY_LAYERS, "N", 0, "Layers; with --config the default is the file's number", 1 },
     { "dense-layers", KEY_DENSE_LAYERS, "D", 0,
@@ -145,6 +146,7 @@ static const struct argp synth_argp = {
            "signal stops it (exit code 128 + its number), what was written is removed.\n\n"
            "Examples:\n"
            "  switchyard synth --arch deepseek-v3 --layers 4 --dense-layers 1 --out /data/v3-4\n"
+           "  switchyard synth --arch mixtral-8x7b --layers 2 --out /data/mixtral-2\n"
            "  switchyard synth --config models/demo/config.json --seed 7 --out /tmp/small\n",
 };
 
@@ -181,6 +183,10 @@ static yard_status apply_options(const synth_args *args, yard_model_config *c, y
     if (c->n_dense_layers > c->n_layers)
         return yard_fail(err, YARD_EINVAL, "--dense-layers: want at most %u layers, got %u",
                          c->n_layers, c->n_dense_layers);
+    if (c->n_dense_layers && c->dense_inter == 0)
+        return yard_fail(err, YARD_EINVAL, "--dense-layers: want 0, %s has none", c->family);
+    if (args->mtp && !c->mtp_reads_normed_hidden) /* the family would not read it back */
+        return yard_fail(err, YARD_EINVAL, "--mtp: %s has no such module", c->family);
     if (args->mtp && c->n_mtp == 0)
         c->n_mtp = 1;
     if (args->ue8m0 && !c->fp8)

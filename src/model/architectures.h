@@ -30,6 +30,12 @@
     .dense_inter = 18432, .expert_inter = 2048, .n_experts = 384, .n_shared_experts = 1,        \
     .top_k = 8, .n_groups = 1, .top_groups = 1
 
+/* mistralai/Mixtral-8x7B-v0.1 config.json; the structs name the size of a head differently */
+#define YARD_MIXTRAL_8X7B_DIMENSIONS                                                            \
+    .vocab = 32000, .hidden = 4096, .n_layers = 32, .n_heads = 32, .n_kv_heads = 8,             \
+    .expert_inter = 14336, .n_experts = 8, .top_k = 2, .n_groups = 1, .top_groups = 1
+enum { YARD_MIXTRAL_8X7B_HEAD_DIMS = 128 };
+
 /* clang-format on */
 
 #endif

@@ -1,113 +1,60 @@
-/* config.json: families as rows of a table, each with its fields and its constants. */
+/* config.json: the family it belongs to, and the family's fields. */
 #include "model/config.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "model/config_families.h"
 #include "model/config_parts.h"
 
-/* Bounds that no model comes near and that keep every product of sizes within 64 bits:
- * layers * experts * 3 * hidden * inter stays below 2^60. */
-enum {
-    MAX_LAYERS = 1 << 10,
-    MAX_EXPERTS = 1 << 12,
-    MAX_HIDDEN = 1 << 17,
-    MAX_INTER = 1 << 18,
-    MAX_VOCAB = 1 << 24,
-    MAX_HEADS = 1 << 12,
-    MAX_HEAD_DIMS = 1 << 12,
-    MAX_POSITIONS = 1 << 30,
-    MAX_BLOCK_ROWS = 1 << 16
-};
+enum { MAX_BLOCK_ROWS = 1 << 16 };
 
-/* A whole number of config.json and where it goes. */
-typedef struct size_field {
-    const char *key;
-    size_t offset;
-    uint32_t min, max;
-    bool null_is_zero;
-} size_field;
+/* What the families of this architecture (NULL: all of them) bear there, each once: "'a' and 'b'
+ * are". */
+static void list_names(const char *architecture, bool model_types, char text[160])
+{
+    const char *names[8];
+    uint32_t n = 0;
+    size_t at = 0;
 
-#define FIELD(member) offsetof(yard_model_config, member)
+    for (uint32_t i = 0; i < yard_family_count(); i++) {
+        const yard_family *f = &yard_families[i];
+        const char *const name = model_types ? f->model_type : f->architecture;
+        if ((!architecture || !strcmp(f->architecture, architecture)) &&
+            (n == 0 || strcmp(names[n - 1], name) != 0))
+            names[n++] = name;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        at += (size_t)snprintf(text + at, 160 - at, "%s'%s'",
+                               i == 0       ? ""
+                               : i + 1 == n ? " and "
+                                            : ", ",
+                               names[i]);
+    snprintf(text + at, 160 - at, n == 1 ? " is" : " are");
+}
 
-/* A field with the one value that is implemented, as yard_json_describe() shows it. */
-typedef struct fixed_field {
-    const char *key, *want;
-    bool optional;
-} fixed_field;
+/* One of the families of an architecture by its model_type; absent means the first. */
+static const yard_family *find_by_type(yard_json_reader *r, const char *architecture)
+{
+    char what[YARD_JSON_DESCRIBE_BYTES], list[160];
+    const json_t *type = yard_json_get(r, "model_type", NULL);
 
-/* One family of checkpoints. Another model of the same kind is another row here, not a branch in
- * the code that reads the description. */
-typedef struct family {
-    const char *name, *architecture, *model_type;
-    yard_attention_kind attention;
-    yard_router_score score;
-    yard_topk_method topk_method;
-    bool mtp_reads_normed_hidden;
-    const size_field *sizes;
-    const fixed_field *fixed;
-    const char *const *ignored; /* known, and of no meaning for inference */
-} family;
-
-static const size_field deepseek_v3_sizes[] = {
-    { "vocab_size", FIELD(vocab), 1, MAX_VOCAB, false },
-    { "hidden_size", FIELD(hidden), 1, MAX_HIDDEN, false },
-    { "num_hidden_layers", FIELD(n_layers), 1, MAX_LAYERS, false },
-    { "first_k_dense_replace", FIELD(n_dense_layers), 0, MAX_LAYERS, false },
-    { "num_attention_heads", FIELD(n_heads), 1, MAX_HEADS, false },
-    { "q_lora_rank", FIELD(q_rank), 0, MAX_HIDDEN, true },
-    { "kv_lora_rank", FIELD(kv_rank), 1, MAX_HIDDEN, false },
-    { "qk_nope_head_dim", FIELD(nope_dims), 1, MAX_HEAD_DIMS, false },
-    { "qk_rope_head_dim", FIELD(rope_dims), 2, MAX_HEAD_DIMS, false },
-    { "v_head_dim", FIELD(v_dims), 1, MAX_HEAD_DIMS, false },
-    { "intermediate_size", FIELD(dense_inter), 1, MAX_INTER, false },
-    { "moe_intermediate_size", FIELD(expert_inter), 1, MAX_INTER, false },
-    { "n_routed_experts", FIELD(n_experts), 1, MAX_EXPERTS, false },
-    { "n_shared_experts", FIELD(n_shared_experts), 0, MAX_EXPERTS, true },
-    { "num_experts_per_tok", FIELD(top_k), 1, YARD_MAX_TOP_K, false },
-    { "n_group", FIELD(n_groups), 1, MAX_EXPERTS, false },
-    { "topk_group", FIELD(top_groups), 1, MAX_EXPERTS, false },
-    { "max_position_embeddings", FIELD(max_positions), 1, MAX_POSITIONS, false },
-    { "num_nextn_predict_layers", FIELD(n_mtp), 0, 16, false },
-    { NULL, 0, 0, 0, false },
-};
-
-/* An absent attention_bias or moe_layer_freq cannot mislead: biases would be surplus tensors, dense
- * layers among the others missing ones. The rest would give a model that runs and is wrong. */
-static const fixed_field deepseek_v3_fixed[] = {
-    { "hidden_act", "'silu'", false },      { "scoring_func", "'sigmoid'", false },
-    { "topk_method", "'noaux_tc'", false }, { "attention_bias", "false", true },
-    { "moe_layer_freq", "1", true },        { "rope_interleave", "true", true },
-    { "mlp_bias", "false", true },          { NULL, NULL, false },
-};
-
-static const char *const deepseek_v3_ignored[] = {
-    "attention_dropout", "auto_map",      "aux_loss_alpha",       "ep_size",     "head_dim",
-    "initializer_range", "pad_token_id",  "pretraining_tp",       "qk_head_dim", "seq_aux",
-    "use_cache",         "_name_or_path", "transformers_version", NULL,
-};
-
-static const family families[] = {
-    {
-        .name = "deepseek_v3",
-        .architecture = "DeepseekV3ForCausalLM",
-        .model_type = "deepseek_v3",
-        .attention = YARD_ATTENTION_MLA,
-        .score = YARD_SCORE_SIGMOID,
-        .topk_method = YARD_TOPK_NOAUX_TC,
-        .mtp_reads_normed_hidden = true,
-        .sizes = deepseek_v3_sizes,
-        .fixed = deepseek_v3_fixed,
-        .ignored = deepseek_v3_ignored,
-    },
-};
-
-enum { N_FAMILIES = sizeof(families) / sizeof(families[0]) };
+    for (uint32_t i = 0; i < yard_family_count(); i++) {
+        const yard_family *f = &yard_families[i];
+        if (!strcmp(f->architecture, architecture) &&
+            (!type || (json_is_string(type) && !strcmp(f->model_type, json_string_value(type)))))
+            return f;
+    }
+    list_names(architecture, true, list);
+    yard_json_fail(r, YARD_ENOTSUP, "model_type", "only %s implemented, found %s", list,
+                   yard_json_describe(type, what));
+    return NULL;
+}
 
 /* By the top-level architecture: nested parts of multimodal models may claim another one. */
-static const family *find_family(yard_json_reader *r)
+static const yard_family *find_family(yard_json_reader *r)
 {
-    char what[YARD_JSON_DESCRIBE_BYTES];
+    char what[YARD_JSON_DESCRIBE_BYTES], known[160];
     bool present;
     const json_t *list = yard_json_get(r, "architectures", &present);
     const char *name =
@@ -120,32 +67,65 @@ static const family *find_family(yard_json_reader *r)
         yard_json_fail(r, YARD_EFORMAT, "architectures", "missing");
     if (!name)
         return NULL;
-    for (int i = 0; i < N_FAMILIES; i++) {
-        char want[YARD_JSON_DESCRIBE_BYTES];
-        if (strcmp(families[i].architecture, name) != 0)
-            continue;
-        snprintf(want, sizeof(want), "'%s'", families[i].model_type);
-        yard_json_expect(r, "model_type", want, true);
-        return &families[i];
-    }
-    yard_json_fail(r, YARD_ENOTSUP, "architectures", "only '%s' is implemented, found '%.64s'",
-                   families[0].architecture, name);
+    for (uint32_t i = 0; i < yard_family_count(); i++)
+        if (!strcmp(yard_families[i].architecture, name))
+            return find_by_type(r, name);
+    list_names(NULL, false, known);
+    yard_json_fail(r, YARD_ENOTSUP, "architectures", "only %s implemented, found '%.64s'", known,
+                   name);
     return NULL;
 }
 
-static void read_sizes(yard_model_config *c, const family *f, yard_json_reader *r)
+static void read_sizes(yard_model_config *c, const yard_family *f, yard_json_reader *r)
 {
-    for (const size_field *s = f->sizes; s->key; s++) {
-        const bool is_null = json_is_null(json_object_get(r->object, s->key));
+    for (const yard_size_field *s = f->sizes; s->key; s++) {
+        const json_t *raw = json_object_get(r->object, s->key);
         uint32_t value = 0;
-        if (s->null_is_zero && is_null)
+        if ((s->presence != YARD_REQUIRED && json_is_null(raw)) ||
+            (s->presence == YARD_OPTIONAL && !raw))
             yard_json_get(r, s->key, NULL);
         else
             value = (uint32_t)yard_json_get_u64(r, s->key, s->min, s->max);
         memcpy((char *)c + s->offset, &value, sizeof(value));
     }
-    for (const fixed_field *x = f->fixed; x->key; x++)
+    for (const yard_fixed_field *x = f->fixed; x->key; x++)
         yard_json_expect(r, x->key, x->want, x->optional);
+}
+
+/* DeepSeek-V2's: "greedy" ignores groups. Weights are normalised, or else scaled. */
+static void read_greedy(yard_model_config *c, yard_json_reader *r)
+{
+    char what[YARD_JSON_DESCRIBE_BYTES];
+    const json_t *method = yard_json_get(r, "topk_method", NULL);
+
+    yard_json_describe(method, what);
+    if (!method)
+        yard_json_fail(r, YARD_EFORMAT, "topk_method", "missing");
+    else if (!strcmp(what, "'greedy'"))
+        c->n_groups = c->top_groups = 1;
+    else if (strcmp(what, "'group_limited_greedy'") != 0)
+        yard_json_fail(r, YARD_ENOTSUP, "topk_method",
+                       "only 'greedy' and 'group_limited_greedy' are implemented, found %s", what);
+    else if (c->n_groups == 0 || c->top_groups == 0)
+        yard_json_fail(r, YARD_EFORMAT, c->n_groups ? "topk_group" : "n_group",
+                       "missing, which topk_method 'group_limited_greedy' needs");
+    c->normalise_topk = c->normalise_topk && c->top_k > 1;
+    if (c->normalise_topk)
+        c->routed_scale = 1;
+}
+
+static void read_routing(yard_model_config *c, const yard_family *f, yard_json_reader *r)
+{
+    if (f->routing == YARD_ROUTING_NORMALISED) {
+        c->normalise_topk = true;
+        c->routed_scale = 1;
+        c->n_groups = c->top_groups = 1;
+        return;
+    }
+    c->normalise_topk = yard_json_get_bool(r, "norm_topk_prob");
+    c->routed_scale = (float)yard_json_get_number(r, "routed_scaling_factor", 1e-6, 1e6);
+    if (f->routing == YARD_ROUTING_GREEDY)
+        read_greedy(c, r);
 }
 
 static void read_quantisation(yard_model_config *c, yard_json_reader *r, const yard_notify *notify)
@@ -207,17 +187,37 @@ static void read_token_ids(yard_model_config *c, yard_json_reader *r)
     yard_config_read_eos(c->eos, &c->n_eos, c->vocab, r);
 }
 
-static void check_heads(const yard_model_config *c, yard_json_reader *r)
+/* Grouped-query attention: the whole of a head turns. */
+static void complete_heads(yard_model_config *c, yard_json_reader *r)
 {
-    const uint64_t kv_heads = yard_json_get_u64(r, "num_key_value_heads", 1, MAX_HEADS);
+    if (r->status)
+        return;
+    if (c->n_heads % c->n_kv_heads)
+        yard_json_fail(r, YARD_EFORMAT, "num_key_value_heads",
+                       "want a divisor of num_attention_heads %u, found %u", c->n_heads,
+                       c->n_kv_heads);
+    if (c->rope_dims == 0 && (c->hidden % c->n_heads || c->hidden / c->n_heads < 2 ||
+                              c->hidden / c->n_heads > YARD_MAX_HEAD_DIMS))
+        yard_json_fail(r, YARD_EFORMAT, "head_dim",
+                       "missing, and hidden_size %u does not give one for %u heads", c->hidden,
+                       c->n_heads);
+    if (c->rope_dims == 0)
+        c->rope_dims = c->hidden / c->n_heads;
+    c->v_dims = c->rope_dims;
+}
 
-    if (kv_heads != c->n_heads)
+static void check_heads(yard_model_config *c, yard_json_reader *r)
+{
+    const bool gqa = c->attention == YARD_ATTENTION_GQA;
+
+    if (gqa)
+        complete_heads(c, r);
+    else if (c->n_kv_heads != c->n_heads)
         yard_json_fail(r, YARD_ENOTSUP, "num_key_value_heads",
-                       "want num_attention_heads %u, found %llu", c->n_heads,
-                       (unsigned long long)kv_heads);
+                       "want num_attention_heads %u, found %u", c->n_heads, c->n_kv_heads);
     if (c->rope_dims % 2)
-        yard_json_fail(r, YARD_EFORMAT, "qk_rope_head_dim", "want an even number, found %u",
-                       c->rope_dims);
+        yard_json_fail(r, YARD_EFORMAT, gqa ? "head_dim" : "qk_rope_head_dim",
+                       "want an even number, found %u", c->rope_dims);
 }
 
 static void check_experts(const yard_model_config *c, yard_json_reader *r)
@@ -242,26 +242,21 @@ static void check_experts(const yard_model_config *c, yard_json_reader *r)
         yard_json_fail(r, YARD_EFORMAT, "num_experts_per_tok",
                        "want at most the %u experts of topk_group groups, found %u", n_eligible,
                        c->top_k);
-    if ((uint64_t)c->n_shared_experts * c->expert_inter > MAX_INTER)
+    if ((uint64_t)c->n_shared_experts * c->expert_inter > YARD_MAX_INTER)
         yard_json_fail(r, YARD_EFORMAT, "n_shared_experts",
-                       "want at most %d rows in all, found %u of %u", MAX_INTER,
+                       "want at most %d rows in all, found %u of %u", YARD_MAX_INTER,
                        c->n_shared_experts, c->expert_inter);
 }
 
 static void read_model(yard_model_config *c, yard_json_reader *r, const yard_notify *notify)
 {
-    const family *f = find_family(r);
+    const yard_family *f = find_family(r);
 
     if (!f)
         return;
-    c->family = f->name;
-    c->attention = f->attention;
-    c->score = f->score;
-    c->topk_method = f->topk_method;
-    c->mtp_reads_normed_hidden = f->mtp_reads_normed_hidden;
+    yard_family_apply(f, c);
     read_sizes(c, f, r);
-    c->normalise_topk = yard_json_get_bool(r, "norm_topk_prob");
-    c->routed_scale = (float)yard_json_get_number(r, "routed_scaling_factor", 1e-6, 1e6);
+    read_routing(c, f, r);
     c->norm_eps = (float)yard_json_get_number(r, "rms_norm_eps", 1e-30, 1);
     c->tied_embedding = yard_json_get_bool(r, "tie_word_embeddings");
     check_heads(c, r);

@@ -32,6 +32,7 @@ static void read_yarn(yard_model_config *c, yard_json_reader *r)
 
 static void read_rope_object(yard_model_config *c, yard_json_reader *r)
 {
+    const bool mla = c->attention == YARD_ATTENTION_MLA;
     char what[YARD_JSON_DESCRIBE_BYTES];
     const json_t *type = yard_json_get(r, "rope_type", NULL);
     const json_t *old_type = yard_json_get(r, "type", NULL); /* asked for either way: both known */
@@ -43,11 +44,13 @@ static void read_rope_object(yard_model_config *c, yard_json_reader *r)
         return;
     }
     yard_json_describe(type, what);
-    if (!strcmp(what, "'yarn'"))
+    if (!strcmp(what, "'yarn'") && mla)
         read_yarn(c, r);
     else if (strcmp(what, "'default'") != 0)
         yard_json_fail(r, YARD_ENOTSUP, "rope_type",
-                       "only 'yarn' and 'default' are implemented, found %s", what);
+                       mla ? "only 'yarn' and 'default' are implemented, found %s"
+                           : "only 'default' is implemented, found %s",
+                       what);
 }
 
 void yard_config_read_rope(yard_model_config *c, yard_json_reader *r, const yard_notify *notify)
@@ -62,7 +65,8 @@ void yard_config_read_rope(yard_model_config *c, yard_json_reader *r, const yard
                             .err = r->err };
     const json_t *inner_theta = parameters ? yard_json_get(&in, "rope_theta", NULL) : NULL;
 
-    if (!has_scaling && !has_parameters)
+    /* Long contexts of the MLA families come from YaRN; Mixtral's files never had the field. */
+    if (!has_scaling && !has_parameters && c->attention == YARD_ATTENTION_MLA)
         yard_json_fail(r, YARD_EFORMAT, "rope_scaling", "missing (null when there is none)");
     if (scaling && parameters)
         yard_json_fail(r, YARD_EFORMAT, "rope_parameters", "want this or rope_scaling, found both");

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "model/forward_impl.h"
+#include "model/memory.h"
 
 static const yard_layout one_rank = { 1, 1, 1 };
 
@@ -49,7 +50,7 @@ static void lay_out(yard_model *m, yard_arena *arena)
 {
     const yard_model_config *c = &m->config;
     const yard_model_options *o = &m->options;
-    const uint32_t width = c->kv_rank + c->rope_dims;
+    const uint32_t width = yard_model_kv_width(c);
     const size_t cache_bytes =
         (size_t)o->n_pages * YARD_PAGE_TOKENS * width * yard_dtype_bytes(m->plain);
 

@@ -30,6 +30,7 @@ typedef struct yard_part {
     yard_rows q;           /* [.., heads * (nope + rope)] */
     yard_rows q_latent;    /* [.., heads * kv_rank] */
     yard_rows o_latent;    /* [.., heads * kv_rank] */
+    yard_rows k, v;        /* grouped-query attention: [.., kv heads * head_dim] f32 */
     activation attended;   /* [.., heads * v] */
     yard_rows delta;       /* [.., hidden] f32, what attention or a dense MLP adds */
     yard_rows mlp_gate_up; /* [.., 2 * dense_inter or 2 * shared inter] */
@@ -91,6 +92,11 @@ struct yard_model {
 void yard_model_linear(const yard_model *m, const activation *in, const int32_t *n_rows,
                        const yard_matrix *w, yard_rows y);
 
+/* Grouped-query attention (layer_gqa.c): q, k, v of the normalised rows and append to the cache;
+ * attention. */
+void yard_model_gqa_input(yard_model *m, yard_part *p, const yard_layer *layer);
+void yard_model_gqa_attend(yard_model *m, yard_part *p, const yard_layer *layer);
+
 /* One stage of a layer over the rows of p. */
 yard_status yard_model_run_stage(yard_model *m, yard_part *p, uint32_t layer_idx, yard_stage stage,
                                  yard_error *err);
@@ -121,6 +127,13 @@ yard_status yard_exchange_take(yard_model *m, yard_part *p, bool fp8);
 yard_status yard_exchange_return(yard_model *m, yard_part *p);
 /* Fills p->moe_y. */
 yard_status yard_exchange_finish(yard_model *m, yard_part *p);
+
+static inline yard_rope yard_model_rope(const yard_model *m)
+{
+    return (yard_rope){ .inv_freq = m->inv_freq,
+                        .n_dims = m->config.rope_dims,
+                        .layout = m->config.rope_layout };
+}
 
 /* Columns [first, ..) of rows. */
 static inline yard_rows yard_columns(yard_rows x, uint32_t first)

@@ -51,7 +51,7 @@ static yard_head_linear_args kv_b_args(const yard_model *m, const yard_part *p,
 }
 
 /* q = x W_q, in one projection or through a latent. */
-static void project_queries(yard_model *m, yard_part *p, const yard_mla_weights *w)
+static void project_queries(yard_model *m, yard_part *p, const yard_attention_weights *w)
 {
     const yard_rows none = { 0 };
 
@@ -64,15 +64,13 @@ static void project_queries(yard_model *m, yard_part *p, const yard_mla_weights 
     linear(m, p, &p->q_a_norm, &w->q_b, p->q);
 }
 
-static yard_status stage_input(yard_model *m, yard_part *p, const yard_layer *layer)
+static void mla_input(yard_model *m, yard_part *p, const yard_layer *layer)
 {
     const yard_model_config *c = &m->config;
-    const yard_mla_weights *w = &layer->w->attention;
-    const yard_rope rope = { .inv_freq = m->inv_freq, .n_dims = c->rope_dims };
-    const yard_rows none = { 0 };
+    const yard_attention_weights *w = &layer->w->attention;
+    const yard_rope rope = yard_model_rope(m);
     yard_head_linear_args absorb = kv_b_args(m, p, layer);
 
-    norm(m, p, residual(m, p), none, &layer->w->input_norm, &p->h);
     linear(m, p, &p->h, &w->kv_a, p->kv_a);
     m->ops->rope_append_kv(m->stream, &(yard_rope_append_kv_args){ .batch = &p->batch,
                                                                    .kv_rank = c->kv_rank,
@@ -95,11 +93,10 @@ static yard_status stage_input(yard_model *m, yard_part *p, const yard_layer *la
     absorb.y = p->q_latent;
     absorb.y_head_stride = c->kv_rank;
     m->ops->head_linear(m->stream, &absorb);
-    return YARD_OK;
 }
 
-/* Both forms of attention; each row belongs to one of them. */
-static void attend(yard_model *m, yard_part *p, const yard_layer *layer)
+/* Both forms of latent attention; each row belongs to one of them. */
+static void mla_attend(yard_model *m, yard_part *p, const yard_layer *layer)
 {
     const yard_model_config *c = &m->config;
     yard_head_linear_args values = kv_b_args(m, p, layer);
@@ -136,6 +133,24 @@ static void attend(yard_model *m, yard_part *p, const yard_layer *layer)
     m->ops->head_linear(m->stream, &values);
 }
 
+/* What the first two stages do between the norms, by kind of attention. */
+static const struct {
+    void (*input)(yard_model *m, yard_part *p, const yard_layer *layer);
+    void (*attend)(yard_model *m, yard_part *p, const yard_layer *layer);
+} attentions[] = {
+    [YARD_ATTENTION_MLA] = { mla_input, mla_attend },
+    [YARD_ATTENTION_GQA] = { yard_model_gqa_input, yard_model_gqa_attend },
+};
+
+static yard_status stage_input(yard_model *m, yard_part *p, const yard_layer *layer)
+{
+    const yard_rows none = { 0 };
+
+    norm(m, p, residual(m, p), none, &layer->w->input_norm, &p->h);
+    attentions[m->config.attention].input(m, p, layer);
+    return YARD_OK;
+}
+
 static void route(yard_model *m, yard_part *p, const yard_moe_weights *w)
 {
     const yard_model_config *c = &m->config;
@@ -148,6 +163,7 @@ static void route(yard_model *m, yard_part *p, const yard_moe_weights *w)
                                                          .n_groups = c->n_groups,
                                                          .top_groups = c->top_groups,
                                                          .score = c->score,
+                                                         .group_value = c->group_value,
                                                          .normalise = c->normalise_topk,
                                                          .scale = c->routed_scale,
                                                          .logits = p->router_logits,
@@ -158,7 +174,7 @@ static void route(yard_model *m, yard_part *p, const yard_moe_weights *w)
 
 static yard_status stage_attend(yard_model *m, yard_part *p, const yard_layer *layer)
 {
-    attend(m, p, layer);
+    attentions[m->config.attention].attend(m, p, layer);
     if (p->attended.quant.data)
         m->ops->quantise(m->stream,
                          &(yard_quantise_args){ .n_rows = p->batch.n_tokens,

@@ -27,7 +27,7 @@ static bool cuts_group(const yard_model_config *c, uint32_t tp, bool exact)
 static bool is_legal(const yard_model_config *c, yard_layout l, bool exact)
 {
     return l.ep > 0 && l.tp > 0 && l.ep == (uint64_t)l.dp * l.tp && c->n_experts % l.ep == 0 &&
-           c->n_heads % l.tp == 0 && !has_idle_slice(c, l.tp) && !cuts_group(c, l.tp, exact);
+           c->n_kv_heads % l.tp == 0 && !has_idle_slice(c, l.tp) && !cuts_group(c, l.tp, exact);
 }
 
 static uint32_t distance(uint32_t a, uint32_t b)
@@ -65,8 +65,9 @@ yard_status yard_layout_check(const yard_model_config *c, yard_layout l, bool ex
         snprintf(why, sizeof(why), "want EP = DP x TP, at least 1");
     else if (c->n_experts % l.ep)
         snprintf(why, sizeof(why), "%u experts do not divide by EP %u", c->n_experts, l.ep);
-    else if (c->n_heads % l.tp)
-        snprintf(why, sizeof(why), "%u heads do not divide by TP %u", c->n_heads, l.tp);
+    else if (c->n_kv_heads % l.tp)
+        snprintf(why, sizeof(why), "%u %sheads do not divide by TP %u", c->n_kv_heads,
+                 c->attention == YARD_ATTENTION_GQA ? "kv " : "", l.tp);
     else if (has_idle_slice(c, l.tp))
         snprintf(why, sizeof(why), "the dense MLP has %u blocks of %d for TP %u", dense_blocks(c),
                  YARD_GROUP, l.tp);
@@ -102,6 +103,7 @@ yard_share yard_layout_share(const yard_model_config *c, yard_layout l, uint32_t
 
     s.experts = share_of(c->n_experts, l.ep, rank);
     s.heads = share_of(c->n_heads, l.tp, s.tp_slice);
+    s.kv_heads = share_of(c->n_kv_heads, l.tp, s.tp_slice);
     if (c->n_dense_layers)
         s.dense = dense_share(c, l.tp, s.tp_slice);
     return s;

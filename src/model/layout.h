@@ -16,8 +16,8 @@ typedef struct yard_span {
 /* A rank's part. What no span names, it has whole. */
 typedef struct yard_share {
     uint32_t dp_group, tp_slice;
-    yard_span experts; /* of every MoE layer */
-    yard_span heads;
+    yard_span experts;         /* of every MoE layer */
+    yard_span heads, kv_heads; /* the same with MLA */
     yard_span dense; /* of the inner values of dense MLPs: whole blocks of 128, but for the last
                         slice's end; n differs by a block when they do not divide */
 } yard_share;

@@ -2,7 +2,7 @@
  *
  * One rank of a layout holds
  *   - embedding, head, norms, routers, correction biases, q_a, kv_a and the shared expert: whole;
- *   - q_b, kv_b and o: the heads of its TP slice;
+ *   - q_b, kv_b and o, or grouped-query attention's q, k, v and o: the heads of its TP slice;
  *   - dense MLPs: its share of the 128-wide blocks of the inner dimension;
  *   - routed experts: n_experts / ep of every MoE layer.
  * A projection of an FP8 checkpoint takes a byte a weight and an F32 scale per block, partial
@@ -18,10 +18,13 @@ static uint64_t product(uint32_t a, uint32_t b)
 static uint64_t count_attention(const yard_model_config *c)
 {
     const uint32_t q_rows = c->n_heads * (c->nope_dims + c->rope_dims);
-    uint64_t n = product(c->kv_rank + c->rope_dims, c->hidden) + c->kv_rank +
-                 product(c->n_heads * (c->nope_dims + c->v_dims), c->kv_rank) +
-                 product(c->hidden, c->n_heads * c->v_dims);
+    uint64_t n = product(c->hidden, c->n_heads * c->v_dims);
 
+    if (c->attention == YARD_ATTENTION_GQA)
+        n += product(c->n_kv_heads * (c->nope_dims + c->rope_dims + c->v_dims), c->hidden);
+    else
+        n += product(c->kv_rank + c->rope_dims, c->hidden) + c->kv_rank +
+             product(c->n_heads * (c->nope_dims + c->v_dims), c->kv_rank);
     if (c->q_rank)
         n += product(c->q_rank, c->hidden) + c->q_rank + product(q_rows, c->q_rank);
     else
@@ -39,7 +42,7 @@ void yard_model_count_params(const yard_model_config *c, yard_param_count *out)
         .attention_per_layer = count_attention(c),
         .dense_mlp_per_layer = 3 * product(c->dense_inter, c->hidden),
         .expert = 3 * product(c->expert_inter, c->hidden),
-        .router_per_layer = product(c->n_experts, c->hidden) + c->n_experts,
+        .router_per_layer = product(c->n_experts, c->hidden) + (c->router_bias ? c->n_experts : 0),
     };
     uint64_t every_token, moe_layer;
 
@@ -59,7 +62,14 @@ void yard_model_count_params(const yard_model_config *c, yard_param_count *out)
 
 uint64_t yard_model_kv_bytes_per_token(const yard_model_config *c)
 {
-    return 2 * product(c->n_layers, c->kv_rank + c->rope_dims);
+    return 2 * product(c->n_layers, yard_model_kv_width(c));
+}
+
+uint32_t yard_model_kv_width(const yard_model_config *c)
+{
+    if (c->attention == YARD_ATTENTION_GQA)
+        return c->n_kv_heads * (c->nope_dims + c->rope_dims + c->v_dims);
+    return c->kv_rank + c->rope_dims;
 }
 
 static yard_span whole(uint32_t n)
@@ -89,7 +99,16 @@ static uint64_t mlp_bytes(const yard_model_config *c, yard_span inter)
            projection_bytes(c, whole(c->hidden), inter);
 }
 
-static uint64_t attention_bytes(const yard_model_config *c, yard_span heads)
+static uint64_t gqa_bytes(const yard_model_config *c, const yard_share *share)
+{
+    const yard_span q = { share->heads.first * c->rope_dims, share->heads.n * c->rope_dims };
+    const yard_span kv = { share->kv_heads.first * c->rope_dims, share->kv_heads.n * c->rope_dims };
+
+    return projection_bytes(c, q, whole(c->hidden)) +
+           2 * projection_bytes(c, kv, whole(c->hidden)) + projection_bytes(c, whole(c->hidden), q);
+}
+
+static uint64_t mla_bytes(const yard_model_config *c, yard_span heads)
 {
     const uint32_t q_dims = c->nope_dims + c->rope_dims, kv_dims = c->nope_dims + c->v_dims;
     const yard_span q = { heads.first * q_dims, heads.n * q_dims };
@@ -107,7 +126,8 @@ static uint64_t attention_bytes(const yard_model_config *c, yard_span heads)
 
 static uint64_t moe_bytes(const yard_model_config *c, uint32_t n_local_experts)
 {
-    const uint64_t router = (c->plain_bytes * (uint64_t)c->hidden + 4) * c->n_experts;
+    const uint64_t router =
+        (c->plain_bytes * (uint64_t)c->hidden + (c->router_bias ? 4 : 0)) * c->n_experts;
     const uint32_t shared = c->n_shared_experts * c->expert_inter;
 
     return router + n_local_experts * mlp_bytes(c, whole(c->expert_inter)) +
@@ -133,7 +153,8 @@ yard_status yard_model_rank_memory(const yard_model_config *c, yard_layout layou
     m.tp_slice = share.tp_slice;
     m.n_experts = share.experts.n;
     m.first_expert = share.experts.first;
-    attention = attention_bytes(c, share.heads) + 2 * norm;
+    attention = 2 * norm + (c->attention == YARD_ATTENTION_GQA ? gqa_bytes(c, &share)
+                                                               : mla_bytes(c, share.heads));
     moe = moe_bytes(c, m.n_experts);
     m.weight_bytes = c->n_layers * attention + (c->n_layers - c->n_dense_layers) * moe +
                      (c->tied_embedding ? 1 : 2) * matrix + norm;

@@ -18,7 +18,10 @@ typedef struct yard_param_count {
 
 void yard_model_count_params(const yard_model_config *c, yard_param_count *out);
 
-/* Bytes of KV cache of one token: layers * (kv_rank + rope) * 2 (bf16). */
+/* Values of the cache for one token and layer: kv_rank + rope, or all keys and values. */
+uint32_t yard_model_kv_width(const yard_model_config *c);
+
+/* Bytes of KV cache of one token: layers * width * 2 (bf16). */
 uint64_t yard_model_kv_bytes_per_token(const yard_model_config *c);
 
 /* What one rank holds; formulas in memory.c. */

@@ -38,10 +38,15 @@ static void lay_out_attention(const yard_model *m, yard_part *p, yard_arena *are
     p->h = yard_activation_take(m, arena, t, c->hidden);
     p->q_a = yard_rows_take(arena, YARD_F32, t, c->q_rank);
     p->q_a_norm = yard_activation_take(m, arena, t, c->q_rank);
-    p->kv_a = yard_rows_take(arena, YARD_F32, t, c->kv_rank + c->rope_dims);
     p->q = yard_rows_take(arena, m->plain, t, heads * (c->nope_dims + c->rope_dims));
-    p->q_latent = yard_rows_take(arena, m->plain, t, heads * c->kv_rank);
-    p->o_latent = yard_rows_take(arena, m->plain, t, heads * c->kv_rank);
+    if (c->attention == YARD_ATTENTION_GQA) {
+        p->k = yard_rows_take(arena, YARD_F32, t, m->share.kv_heads.n * c->rope_dims);
+        p->v = yard_rows_take(arena, YARD_F32, t, m->share.kv_heads.n * c->v_dims);
+    } else {
+        p->kv_a = yard_rows_take(arena, YARD_F32, t, c->kv_rank + c->rope_dims);
+        p->q_latent = yard_rows_take(arena, m->plain, t, heads * c->kv_rank);
+        p->o_latent = yard_rows_take(arena, m->plain, t, heads * c->kv_rank);
+    }
     p->attended = yard_activation_take(m, arena, t, heads * c->v_dims);
     p->delta = yard_rows_take(arena, YARD_F32, t, c->hidden);
 }
@@ -116,6 +121,8 @@ static void cut_part(yard_model *m, uint32_t half, uint32_t first, uint32_t n)
     skip_rows(&p->q, first);
     skip_rows(&p->q_latent, first);
     skip_rows(&p->o_latent, first);
+    skip_rows(&p->k, first);
+    skip_rows(&p->v, first);
     skip_rows(&p->delta, first);
     skip_rows(&p->mlp_gate_up, first);
     skip_activation(&p->h, first);

@@ -14,7 +14,8 @@ typedef struct yard_synth_options {
     const atomic_int *cancelled;
 } yard_synth_options;
 
-/* The published dimensions of an architecture ("deepseek-v3"), without MTP module. Errors:
+/* The published dimensions of an architecture ("deepseek-v3", "deepseek-v2-lite", "kimi-k2",
+ * "mixtral-8x7b"), without MTP module. Errors:
  * YARD_ENOTSUP naming the known ones. */
 yard_status yard_synth_dimensions(yard_model_config *out, const char *arch, yard_error *err);
 

@@ -1,4 +1,4 @@
-/* Names and shapes as in the DeepSeek-V3 repository. */
+/* Names and shapes as in the repositories of DeepSeek-V3 and Mixtral. */
 #include "model/tensor_table.h"
 
 #include <stdio.h>
@@ -10,6 +10,8 @@ typedef enum dim {
     VOCAB,
     Q_RANK,
     Q_ROWS,
+    K_ROWS,
+    V_ROWS,
     KV_RANK,
     KV_A_ROWS,
     KV_B_ROWS,
@@ -20,7 +22,7 @@ typedef enum dim {
     N_EXPERTS
 } dim;
 
-typedef enum condition { ALWAYS, Q_RANKED, Q_DIRECT, DENSE, MOE, SHARED, UNTIED } condition;
+typedef enum condition { ALWAYS, Q_RANKED, Q_DIRECT, DENSE, MOE, BIASED, SHARED, UNTIED } condition;
 
 typedef struct row {
     const char *name;
@@ -48,7 +50,7 @@ static const row last_rows[] = {
     { NULL, 0, 0, 0, 0, 0 },
 };
 
-static const row layer_rows[] = {
+static const row deepseek_layer_rows[] = {
     { "input_layernorm.weight", NORM, HIDDEN, NONE, IN_LAYER(input_norm), ALWAYS },
     { "self_attn.q_a_proj.weight", PROJECTION, Q_RANK, HIDDEN, IN_LAYER(attention.q_a), Q_RANKED },
     { "self_attn.q_a_layernorm.weight", NORM, Q_RANK, NONE, IN_LAYER(attention.q_a_norm), Q_RANKED },
@@ -63,17 +65,35 @@ static const row layer_rows[] = {
     { "mlp.up_proj.weight", PROJECTION, DENSE_INTER, HIDDEN, IN_LAYER(dense.up), DENSE },
     { "mlp.down_proj.weight", PROJECTION, HIDDEN, DENSE_INTER, IN_LAYER(dense.down), DENSE },
     { "mlp.gate.weight", YARD_TENSOR_ROUTER, N_EXPERTS, HIDDEN, IN_LAYER(moe.router), MOE },
-    { "mlp.gate.e_score_correction_bias", YARD_TENSOR_BIAS, N_EXPERTS, NONE, IN_LAYER(moe.bias), MOE },
+    { "mlp.gate.e_score_correction_bias", YARD_TENSOR_BIAS, N_EXPERTS, NONE, IN_LAYER(moe.bias), BIASED },
     { "mlp.shared_experts.gate_proj.weight", PROJECTION, SHARED_INTER, HIDDEN, IN_LAYER(moe.shared.gate), SHARED },
     { "mlp.shared_experts.up_proj.weight", PROJECTION, SHARED_INTER, HIDDEN, IN_LAYER(moe.shared.up), SHARED },
     { "mlp.shared_experts.down_proj.weight", PROJECTION, HIDDEN, SHARED_INTER, IN_LAYER(moe.shared.down), SHARED },
     { NULL, 0, 0, 0, 0, 0 },
 };
 
-static const row expert_rows[] = {
+static const row deepseek_expert_rows[] = {
     { "gate_proj.weight", PROJECTION, EXPERT_INTER, HIDDEN, IN_LAYER(moe.gate), MOE },
     { "up_proj.weight", PROJECTION, EXPERT_INTER, HIDDEN, IN_LAYER(moe.up), MOE },
     { "down_proj.weight", PROJECTION, HIDDEN, EXPERT_INTER, IN_LAYER(moe.down), MOE },
+    { NULL, 0, 0, 0, 0, 0 },
+};
+
+static const row mixtral_layer_rows[] = {
+    { "input_layernorm.weight", NORM, HIDDEN, NONE, IN_LAYER(input_norm), ALWAYS },
+    { "self_attn.q_proj.weight", PROJECTION, Q_ROWS, HIDDEN, IN_LAYER(attention.q_b), ALWAYS },
+    { "self_attn.k_proj.weight", PROJECTION, K_ROWS, HIDDEN, IN_LAYER(attention.k), ALWAYS },
+    { "self_attn.v_proj.weight", PROJECTION, V_ROWS, HIDDEN, IN_LAYER(attention.v), ALWAYS },
+    { "self_attn.o_proj.weight", PROJECTION, HIDDEN, VALUES, IN_LAYER(attention.o), ALWAYS },
+    { "post_attention_layernorm.weight", NORM, HIDDEN, NONE, IN_LAYER(post_norm), ALWAYS },
+    { "block_sparse_moe.gate.weight", YARD_TENSOR_ROUTER, N_EXPERTS, HIDDEN, IN_LAYER(moe.router), MOE },
+    { NULL, 0, 0, 0, 0, 0 },
+};
+
+static const row mixtral_expert_rows[] = {
+    { "w1.weight", PROJECTION, EXPERT_INTER, HIDDEN, IN_LAYER(moe.gate), MOE },
+    { "w3.weight", PROJECTION, EXPERT_INTER, HIDDEN, IN_LAYER(moe.up), MOE },
+    { "w2.weight", PROJECTION, HIDDEN, EXPERT_INTER, IN_LAYER(moe.down), MOE },
     { NULL, 0, 0, 0, 0, 0 },
 };
 
@@ -88,6 +108,16 @@ static const row mtp_rows[] = {
     { NULL, 0, 0, 0, 0, 0 },
 };
 /* clang-format on */
+
+typedef struct naming {
+    const row *layer_rows, *expert_rows;
+    const char *experts; /* between the layer's prefix and an expert's number */
+} naming;
+
+static const naming namings[] = {
+    [YARD_NAMES_DEEPSEEK] = { deepseek_layer_rows, deepseek_expert_rows, "mlp.experts" },
+    [YARD_NAMES_MIXTRAL] = { mixtral_layer_rows, mixtral_expert_rows, "block_sparse_moe.experts" },
+};
 
 static uint32_t dim_size(const yard_model_config *c, dim d)
 {
@@ -104,6 +134,10 @@ static uint32_t dim_size(const yard_model_config *c, dim d)
         return c->q_rank;
     case Q_ROWS:
         return c->n_heads * (c->nope_dims + c->rope_dims);
+    case K_ROWS:
+        return c->n_kv_heads * (c->nope_dims + c->rope_dims);
+    case V_ROWS:
+        return c->n_kv_heads * c->v_dims;
     case KV_RANK:
         return c->kv_rank;
     case KV_A_ROWS:
@@ -139,6 +173,8 @@ static bool holds(const yard_model_config *c, condition when, uint32_t layer_idx
         return !is_moe;
     case MOE:
         return is_moe;
+    case BIASED:
+        return is_moe && c->router_bias;
     case SHARED:
         return is_moe && c->n_shared_experts > 0;
     case UNTIED:
@@ -176,17 +212,18 @@ static void walk_rows(walker *w, const row *rows, yard_tensor_scope scope, uint3
 
 static void walk_layer(walker *w, uint32_t layer_idx)
 {
+    const naming *names = &namings[w->c->names];
     char prefix[64];
 
     snprintf(prefix, sizeof(prefix), "model.layers.%u.", layer_idx);
     if (layer_idx >= w->c->n_layers)
         walk_rows(w, mtp_rows, YARD_SCOPE_MTP, layer_idx, 0, prefix);
-    walk_rows(w, layer_rows, YARD_SCOPE_LAYER, layer_idx, 0, prefix);
+    walk_rows(w, names->layer_rows, YARD_SCOPE_LAYER, layer_idx, 0, prefix);
     if (!holds(w->c, MOE, layer_idx))
         return;
     for (uint32_t e = 0; e < w->c->n_experts && !w->status; e++) {
-        snprintf(prefix, sizeof(prefix), "model.layers.%u.mlp.experts.%u.", layer_idx, e);
-        walk_rows(w, expert_rows, YARD_SCOPE_EXPERT, layer_idx, e, prefix);
+        snprintf(prefix, sizeof(prefix), "model.layers.%u.%s.%u.", layer_idx, names->experts, e);
+        walk_rows(w, names->expert_rows, YARD_SCOPE_EXPERT, layer_idx, e, prefix);
     }
 }
 

@@ -14,15 +14,18 @@ typedef struct yard_vector {
     const void *data;
 } yard_vector;
 
-typedef struct yard_mla_weights {
+/* MLA has the latents' members, grouped-query attention q_b, k, v and o; the others are empty. */
+typedef struct yard_attention_weights {
     yard_matrix q_a;       /* [q_rank, hidden]; absent (data NULL) when q_rank == 0 */
     yard_vector q_a_norm;  /* [q_rank] */
     yard_matrix q_b;       /* [n_heads * (nope + rope), q_rank], or [.., hidden] when q_rank == 0 */
     yard_matrix kv_a;      /* [kv_rank + rope, hidden] */
     yard_vector kv_a_norm; /* [kv_rank] */
     yard_matrix kv_b;      /* [n_heads * (nope + v), kv_rank], head by head: nope rows, v rows */
+    yard_matrix k;         /* [n_kv_heads * (nope + rope), hidden] */
+    yard_matrix v;         /* [n_kv_heads * v, hidden] */
     yard_matrix o;         /* [hidden, n_heads * v] */
-} yard_mla_weights;
+} yard_attention_weights;
 
 typedef struct yard_mlp_weights {
     yard_matrix gate, up; /* [inter, hidden] */
@@ -38,7 +41,7 @@ typedef struct yard_moe_weights {
 
 typedef struct yard_layer_weights {
     yard_vector input_norm, post_norm;
-    yard_mla_weights attention;
+    yard_attention_weights attention;
     bool is_moe;
     yard_mlp_weights dense; /* !is_moe */
     yard_moe_weights moe;   /* is_moe */

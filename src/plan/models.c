@@ -23,22 +23,11 @@ static const yard_plan_model models[] = {
       YARD_KIMI_K2_DIMENSIONS,
       .router_bias = true,
       .weight_bits = 8 },
-    /* Mixtral-8x7B-v0.1 config.json */
     { .size = sizeof(yard_plan_model),
       .name = "mixtral-8x7b",
       .attention = YARD_PLAN_GQA,
-      .vocab = 32000,
-      .hidden = 4096,
-      .n_layers = 32,
-      .n_heads = 32,
-      .n_kv_heads = 8,
-      .head_dims = 128,
-      .dense_inter = 14336,
-      .expert_inter = 14336,
-      .n_experts = 8,
-      .top_k = 2,
-      .n_groups = 1,
-      .top_groups = 1,
+      YARD_MIXTRAL_8X7B_DIMENSIONS,
+      .head_dims = YARD_MIXTRAL_8X7B_HEAD_DIMS,
       .weight_bits = 16 },
     /* Meta-Llama-3-70B config.json: the dense baseline */
     { .size = sizeof(yard_plan_model),
@@ -94,12 +83,14 @@ yard_status yard_plan_model_load(yard_plan_model *out, const char *dir, yard_err
                          "%s; a field the planner does not know may change the cost", unknown);
     *out = (yard_plan_model){
         .size = sizeof(*out),
-        .attention = YARD_PLAN_MLA,
+        .attention = c.attention == YARD_ATTENTION_GQA ? YARD_PLAN_GQA : YARD_PLAN_MLA,
         .vocab = c.vocab,
         .hidden = c.hidden,
         .n_layers = c.n_layers,
         .n_dense_layers = c.n_dense_layers,
         .n_heads = c.n_heads,
+        .n_kv_heads = c.n_kv_heads,
+        .head_dims = c.rope_dims, /* read with grouped-query attention, which has no others */
         .q_rank = c.q_rank,
         .kv_rank = c.kv_rank,
         .nope_dims = c.nope_dims,
@@ -113,7 +104,7 @@ yard_status yard_plan_model_load(yard_plan_model *out, const char *dir, yard_err
         .n_groups = c.n_groups,
         .top_groups = c.top_groups,
         .n_mtp = c.n_mtp,
-        .router_bias = c.topk_method == YARD_TOPK_NOAUX_TC,
+        .router_bias = c.router_bias,
         .weight_bits = c.fp8 ? 8 : 16,
     };
     snprintf(out->name, sizeof(out->name), "%s", base && base[1] ? base + 1 : dir);

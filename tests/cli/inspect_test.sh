@@ -26,9 +26,9 @@ for row in '8 100.84' '16 59.96' '32 39.52' '64 29.30' '128 24.19'; do
     set -- $row
     expect 0 "$2 GB on every rank" "$v3" --ep "$1"
 done
-expect 0 '92.85 GB on every rank' "$v3" --ep 8 --tp 4
+expect 0 '92.08 GB on every rank' "$v3" --ep 8 --tp 4
 expect 0 'EP 128 = DP 32 x TP 4' "$v3" --dp 32 --tp 4
-expect 0 '16.20 GB on every rank' "$v3" --dp 32 --tp 4
+expect 0 '15.43 GB on every rank' "$v3" --dp 32 --tp 4
 expect 0 '126 more, --all-ranks shows them' "$v3" --ep 128
 expect 0 '254-255' "$v3" --ep 128
 expect 0 '   77        19         1      154-155' "$v3" --ep 128 --tp 4 --all-ranks
@@ -37,6 +37,24 @@ expect 0 '{"params":671026419200,"params_active":36625618432,"params_mtp":134634
 expect 0 '"weight_bytes_per_rank":' models/demo --json
 expect 0 'MTP          4.69 M more' models/demo
 expect 0 'MB to ' models/demo --tp 4
+
+# The other families, from their published config.json.
+for family in deepseek_v2_lite kimi_k2 mixtral_8x7b; do
+    mkdir "$dir/$family"
+    cp "tests/fuzz/corpus/config/$family" "$dir/$family/config.json"
+done
+expect 0 '{"params":15706484224,"params_active":2451435008,"params_mtp":0,"kv_bytes_per_token":31104,"weight_bytes_per_rank":31412968448}' \
+    "$dir/deepseek_v2_lite" --json
+expect 0 'router       6 of 64 experts a token, softmax scores, times 1' "$dir/deepseek_v2_lite"
+expect 0 '"params":1026408232448,"params_active":31687095808,' "$dir/kimi_k2" --json
+expect 0 'router       8 of 384 experts a token, sigmoid scores + bias, normalised, times 2.827' "$dir/kimi_k2"
+expect 0 '{"params":46702792704,"params_active":12748853248,"params_mtp":0,"kv_bytes_per_token":131072,"weight_bytes_per_rank":93405585408}' \
+    "$dir/mixtral_8x7b" --json
+expect 0 'attention    GQA, 32 heads, 8 of keys and values, head 128' "$dir/mixtral_8x7b"
+expect 0 'router       2 of 8 experts a token, softmax scores, normalised, times 1' "$dir/mixtral_8x7b"
+expect 0 'EP 8 = DP 1 x TP 8' "$dir/mixtral_8x7b" --ep 8 --tp 8
+sed 's/"num_key_value_heads": 8/"num_key_value_heads": 4/' tests/fuzz/corpus/config/mixtral_8x7b >"$dir/mixtral_8x7b/config.json"
+expect 1 '4 kv heads do not divide by TP 8; nearest: EP 8, DP 2, TP 4' "$dir/mixtral_8x7b" --tp 8 --ep 8
 
 expect 1 'layout EP 12, DP 12, TP 1: 256 experts do not divide by EP 12; nearest: EP 8, DP 8, TP 1' \
     "$v3" --ep 12

@@ -35,12 +35,15 @@ grep -q '"first_k_dense_replace": 2' "$dir/c/config.json" || fail "want 2 dense 
 
 expect 1 'want an empty directory' --config $config --out "$dir/a"
 expect 1 "$dir/none: cannot open: No such file or directory" --config "$dir/none" --out "$dir/d"
-expect 2 'architecture: only '\''deepseek-v3'\'' is known, got '\''x'\' --arch x --layers 1 --out "$dir/d"
+expect 2 'architecture: no '\''x'\''; known: deepseek-v3, deepseek-v2-lite, kimi-k2, mixtral-8x7b' --arch x --layers 1 --out "$dir/d"
 expect 2 '--dense-layers: want at most 2 layers, got 3' --config $config --layers 2 --dense-layers 3 \
     --out "$dir/d"
 expect 2 '--dense-layers: want at most 2 layers, got 3' --arch deepseek-v3 --layers 2 --dense-layers 3 \
     --out "$dir/d"
 expect 1 '--dense-layers: want at most 6 layers, got 7' --config $config --dense-layers 7 --out "$dir/d"
+expect 1 '--dense-layers: want 0, mixtral has none' --arch mixtral-8x7b --layers 2 --dense-layers 1 \
+    --out "$dir/d"
+expect 1 '--mtp: deepseek_v2 has no such module' --arch deepseek-v2-lite --layers 2 --mtp --out "$dir/d"
 expect 2 'want --out DIR' --config $config
 expect 2 'want one of --arch and --config' --out "$dir/d"
 expect 2 'want --layers N with --arch' --arch deepseek-v3 --out "$dir/d"

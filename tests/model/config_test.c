@@ -190,11 +190,12 @@ static void bad_values(void **state)
         { NULL, "vocab_size", "4294967296", YARD_EFORMAT,
           "vocab_size: want a whole number from 1 to 16777216, found 4294967296" },
         { NULL, "architectures", "[\"LlamaForCausalLM\"]", YARD_ENOTSUP,
-          "architectures: only 'DeepseekV3ForCausalLM' is implemented, found 'LlamaForCausalLM'" },
+          "architectures: only 'DeepseekV3ForCausalLM', 'DeepseekV2ForCausalLM' and "
+          "'MixtralForCausalLM' are implemented, found 'LlamaForCausalLM'" },
         { NULL, "architectures", "[]", YARD_EFORMAT,
           "architectures: want a list of one name, found an array of 0" },
         { NULL, "model_type", "\"deepseek_v2\"", YARD_ENOTSUP,
-          "model_type: only 'deepseek_v3' is implemented, found 'deepseek_v2'" },
+          "model_type: only 'deepseek_v3' and 'kimi_k2' are implemented, found 'deepseek_v2'" },
         { NULL, "hidden_act", "\"gelu\"", YARD_ENOTSUP,
           "hidden_act: only 'silu' is implemented, found 'gelu'" },
         { NULL, "attention_bias", "true", YARD_ENOTSUP,
@@ -389,6 +390,160 @@ static void newer_rope_spelling(void **state)
     free(text);
 }
 
+/* ---- the other families ------------------------------------------------------------------ */
+
+static void load_seed(yard_model_config *c, const char *name)
+{
+    struct warnings warnings = { 0 };
+    const yard_notify notify = { .warn = keep_warning, .ctx = &warnings };
+    yard_error err = { 0 };
+    json_t *root;
+    char path[128], *text;
+
+    snprintf(path, sizeof(path), "tests/fuzz/corpus/config/%s", name);
+    root = json_load_file(path, 0, NULL);
+    assert_non_null(root);
+    text = json_dumps(root, 0);
+    if (yard_model_config_parse(c, text, strlen(text), name, &notify, &err) != YARD_OK)
+        fail_msg("%s", err.message);
+    if (warnings.n)
+        fail_msg("%s", warnings.last);
+    json_decref(root);
+    free(text);
+}
+
+static void published_deepseek_v2_lite(void **state)
+{
+    yard_model_config c;
+
+    (void)state;
+    load_seed(&c, "deepseek_v2_lite");
+    assert_string_equal(c.family, "deepseek_v2");
+    assert_int_equal(c.attention, YARD_ATTENTION_MLA);
+    assert_int_equal(c.score, YARD_SCORE_SOFTMAX);
+    assert_int_equal(c.group_value, YARD_GROUP_LARGEST);
+    assert_true(!c.router_bias && !c.normalise_topk && !c.fp8 && c.routed_scale == 1);
+    assert_true(c.q_rank == 0 && c.n_groups == 1 && c.top_groups == 1 && c.n_mtp == 0);
+    /* 0.1 x 0.707 x ln 40 + 1 = 1.26080469, squared, over sqrt(192) */
+    assert_true(fabs(yard_model_softmax_scale(&c) - 0.114721) < 1e-6);
+}
+
+static void published_kimi_k2(void **state)
+{
+    yard_model_config c;
+
+    (void)state;
+    load_seed(&c, "kimi_k2");
+    assert_string_equal(c.family, "kimi_k2");
+    assert_true(c.n_experts == 384 && c.n_groups == 1 && c.n_mtp == 0 && c.n_heads == 64);
+    assert_true(c.router_bias && c.normalise_topk && c.fp8 && c.routed_scale == 2.827f);
+    assert_int_equal(c.score, YARD_SCORE_SIGMOID);
+}
+
+static void published_mixtral(void **state)
+{
+    yard_model_config c;
+
+    (void)state;
+    load_seed(&c, "mixtral_8x7b");
+    assert_string_equal(c.family, "mixtral");
+    assert_int_equal(c.attention, YARD_ATTENTION_GQA);
+    assert_int_equal(c.rope_layout, YARD_ROPE_HALVES);
+    assert_int_equal(c.score, YARD_SCORE_SOFTMAX);
+    assert_true(c.n_heads == 32 && c.n_kv_heads == 8 && c.window == 0);
+    assert_true(c.nope_dims == 0 && c.rope_dims == 128 && c.v_dims == 128 && c.kv_rank == 0);
+    assert_true(!c.router_bias && c.normalise_topk && c.routed_scale == 1);
+    assert_true(c.n_dense_layers == 0 && c.n_shared_experts == 0 && c.expert_inter == 14336);
+    assert_true(fabs(yard_model_softmax_scale(&c) - 1 / sqrt(128)) < 1e-8);
+}
+
+/* One member of a seed changed; NULL removes it. */
+static yard_status parse_seed_with(yard_model_config *c, const char *name, const char *key,
+                                   const char *value, yard_error *err)
+{
+    char path[128], *text;
+    json_t *root;
+    yard_status st;
+
+    snprintf(path, sizeof(path), "tests/fuzz/corpus/config/%s", name);
+    root = json_load_file(path, 0, NULL);
+    if (value)
+        json_object_set_new(root, key, json_loads(value, JSON_DECODE_ANY, NULL));
+    else
+        json_object_del(root, key);
+    text = json_dumps(root, 0);
+    st = yard_model_config_parse(c, text, strlen(text), "c", NULL, err);
+    json_decref(root);
+    free(text);
+    return st;
+}
+
+static void family_refusals(void **state)
+{
+    static const struct {
+        const char *seed, *key, *value, *message;
+    } cases[] = {
+        { "deepseek_v2_lite", "topk_method", "\"noaux_tc\"",
+          "c: topk_method: only 'greedy' and 'group_limited_greedy' are implemented, found "
+          "'noaux_tc'" },
+        { "deepseek_v2_lite", "topk_method", NULL, "c: topk_method: missing" },
+        { "deepseek_v2_lite", "scoring_func", "\"sigmoid\"",
+          "c: scoring_func: only 'softmax' is implemented, found 'sigmoid'" },
+        { "deepseek_v2_lite", "model_type", "\"deepseek_v3\"",
+          "c: model_type: only 'deepseek_v2' is implemented, found 'deepseek_v3'" },
+        { "kimi_k2", "model_type", "\"kimi_k3\"",
+          "c: model_type: only 'deepseek_v3' and 'kimi_k2' are implemented, found 'kimi_k3'" },
+        { "kimi_k2", "num_nextn_predict_layers", "1",
+          "c: num_nextn_predict_layers: want a whole number from 0 to 0, found 1" },
+        { "mixtral_8x7b", "num_key_value_heads", "5",
+          "c: num_key_value_heads: want a divisor of num_attention_heads 32, found 5" },
+        { "mixtral_8x7b", "hidden_size", "4100",
+          "c: head_dim: missing, and hidden_size 4100 does not give one for 32 heads" },
+        { "mixtral_8x7b", "head_dim", "33", "c: head_dim: want an even number, found 33" },
+        { "mixtral_8x7b", "sliding_window", "0",
+          "c: sliding_window: want a whole number from 1 to 1073741824, found 0" },
+        { "mixtral_8x7b", "num_experts_per_tok", "9",
+          "c: num_experts_per_tok: want at most the 8 experts of topk_group groups, found 9" },
+        { "mixtral_8x7b", "rope_scaling", "{\"type\": \"yarn\"}",
+          "c: rope_scaling.rope_type: only 'default' is implemented, found 'yarn'" },
+        { "mixtral_8x7b", "hidden_act", "\"gelu\"",
+          "c: hidden_act: only 'silu' is implemented, found 'gelu'" },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        yard_model_config c;
+        yard_error err = { 0 };
+        assert_int_not_equal(parse_seed_with(&c, cases[i].seed, cases[i].key, cases[i].value, &err),
+                             YARD_OK);
+        assert_string_equal(err.message, cases[i].message);
+    }
+}
+
+static void family_variants(void **state)
+{
+    yard_model_config c;
+    yard_error err = { 0 };
+
+    (void)state;
+    assert_int_equal(parse_seed_with(&c, "mixtral_8x7b", "sliding_window", "4096", &err), YARD_OK);
+    assert_int_equal(c.window, 4096);
+    assert_int_equal(parse_seed_with(&c, "mixtral_8x7b", "head_dim", "96", &err), YARD_OK);
+    assert_true(c.rope_dims == 96 && c.v_dims == 96);
+    assert_int_equal(parse_seed_with(&c, "deepseek_v2_lite", "n_group", "8", &err), YARD_OK);
+    assert_int_equal(c.n_groups, 1); /* greedy looks at no groups */
+    assert_int_equal(
+        parse_seed_with(&c, "deepseek_v2_lite", "topk_method", "\"group_limited_greedy\"", &err),
+        YARD_OK);
+    /* the published gate scales what it does not normalise */
+    assert_int_equal(parse_seed_with(&c, "deepseek_v2_lite", "routed_scaling_factor", "16.0", &err),
+                     YARD_OK);
+    assert_true(c.routed_scale == 16 && !c.normalise_topk);
+    assert_int_equal(parse_seed_with(&c, "deepseek_v2_lite", "norm_topk_prob", "true", &err),
+                     YARD_OK);
+    assert_true(c.routed_scale == 1 && c.normalise_topk);
+}
+
 static void write_text(const char *dir, const char *name, const char *text)
 {
     char path[256];
@@ -503,6 +658,11 @@ int main(void)
         cmocka_unit_test(accepted_variants),
         cmocka_unit_test(unknown_keys_are_reported_once),
         cmocka_unit_test(newer_rope_spelling),
+        cmocka_unit_test(published_deepseek_v2_lite),
+        cmocka_unit_test(published_kimi_k2),
+        cmocka_unit_test(published_mixtral),
+        cmocka_unit_test(family_refusals),
+        cmocka_unit_test(family_variants),
         cmocka_unit_test(end_ids_are_those_of_config_json),
         cmocka_unit_test(generation_defaults),
     };

@@ -50,6 +50,45 @@ static void config_survives(void **state)
     }
 }
 
+/* Each known architecture, made small: what synth writes is read back as the same description. */
+static void architectures_survive(void **state)
+{
+    static const char *const archs[] = { "deepseek-v3", "deepseek-v2-lite", "kimi-k2",
+                                         "mixtral-8x7b" };
+    const yard_synth_options options = { .seed = 5, .n_threads = 2 };
+    yard_model_config c, read;
+    yard_weights *w = NULL;
+    char dir[64];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(archs) / sizeof(archs[0]); i++) {
+        memset(&c, 0, sizeof(c));
+        assert_int_equal(yard_synth_dimensions(&c, archs[i], NULL), YARD_OK);
+        c.vocab = 128;
+        c.hidden = 96;
+        c.n_layers = 2;
+        c.n_dense_layers = c.dense_inter ? 1 : 0;
+        c.dense_inter = c.dense_inter ? 80 : 0;
+        c.n_heads = 4;
+        c.n_kv_heads = c.attention == YARD_ATTENTION_GQA ? 2 : 4;
+        c.expert_inter = 48;
+        c.bos = 0;
+        c.eos[0] = 1;
+        make_dir(dir);
+        assert_int_equal(yard_synth_write(dir, &c, &options, NULL, NULL), YARD_OK);
+        memset(&read, 0, sizeof(read));
+        assert_int_equal(yard_model_config_load(&read, dir, NULL, NULL), YARD_OK);
+        assert_ptr_equal(read.family, c.family);
+        assert_memory_equal(&read, &c, sizeof(c));
+        assert_int_equal(yard_weights_load(&w, dir, &read, NULL, 1, NULL, NULL), YARD_OK);
+        assert_non_null(w->layers[1].attention.o.data);
+        assert_int_equal(w->layers[1].moe.bias != NULL, c.router_bias);
+        assert_int_equal(w->layers[1].attention.k.data != NULL, c.attention == YARD_ATTENTION_GQA);
+        yard_weights_free(w);
+        small_remove(dir);
+    }
+}
+
 static double deviation(const yard_matrix *m)
 {
     double sum = 0, sum2 = 0;
@@ -281,6 +320,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(config_survives),
+        cmocka_unit_test(architectures_survive),
         cmocka_unit_test(sizes_are_sane),
         cmocka_unit_test(bytes_depend_on_the_seed_alone),
         cmocka_unit_test(shards_end_in_time),

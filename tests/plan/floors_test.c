@@ -87,7 +87,7 @@ static void engine_counts(void **state)
         const yard_layout layout = { 8, 8 / tp, tp };
         point.tp = tp;
         assert_int_equal(yard_model_rank_memory(&c, layout, 0, &rank, NULL), YARD_OK);
-        assert_int_equal(yard_plan_memory_of(&point, true, &memory, NULL), YARD_OK);
+        assert_int_equal(yard_plan_memory_of(&point, false, &memory, NULL), YARD_OK);
         near("weights", memory.weights_gb, (double)rank.weight_bytes * 1e-9, 0.03);
     }
 }
