@@ -14,8 +14,8 @@
  * until the protocol above proves that the peer has the data. src may be any memory for transports
  * that copy at once (yard_fabric_copies()).
  *
- * Threads: put, signal and wait of one fabric from one thread at a time; several fabrics in one
- * process are independent. */
+ * Threads: put, signal and wait of one fabric from one thread at a time, yard_fabric_interrupt()
+ * from any; several fabrics in one process are independent. */
 #ifndef YARD_FABRIC_H
 #define YARD_FABRIC_H
 
@@ -149,6 +149,18 @@ YARD_API yard_status yard_fabric_wait_relayed(yard_fabric *fabric, yard_sym sig,
 
 /* The word's value now, with acquire order: for callers that poll several words. */
 YARD_API uint64_t yard_fabric_read_signal(const yard_fabric *fabric, yard_sym sig);
+
+/* Waits until ready(ctx), for callers that wait for any of several words: looks again whenever a
+ * signal arrives here, a peer goes, or yard_fabric_interrupt() is called. ready is called by the
+ * waiting thread, reads words by yard_fabric_read_signal() and must not block. Errors:
+ * YARD_ETIMEDOUT at the deadline (without a message of its own: it may be no failure); YARD_EPEER
+ * once any peer is lost or has left, naming it. */
+YARD_API yard_status yard_fabric_wait_any(yard_fabric *fabric, bool (*ready)(void *ctx), void *ctx,
+                                          yard_deadline until);
+
+/* Makes a waiting call of this fabric look again, yard_fabric_wait_any() at its ready. Any thread.
+ */
+YARD_API void yard_fabric_interrupt(yard_fabric *fabric);
 
 /* A deadline timeout_us from now; yard_fabric_config.timeout_us when 0. */
 YARD_API yard_deadline yard_fabric_deadline(const yard_fabric *fabric, uint64_t timeout_us);

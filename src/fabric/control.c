@@ -205,7 +205,7 @@ void yard_peer_mark(yard_fabric *f, uint32_t rank, yard_peer_state state, int wh
     if (state == YARD_PEER_LOST)
         atomic_compare_exchange_strong(&f->first_lost, &none, rank);
     /* After the state: a waiter that sees the new count finds the new state. */
-    atomic_fetch_add(&f->n_gone, 1);
+    atomic_fetch_add(&f->n_disturbed, 1);
     if (f->ops->wake)
         f->ops->wake(f);
 }

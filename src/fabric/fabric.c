@@ -271,10 +271,10 @@ static yard_status sleep_until(yard_fabric *f, yard_sym sig, uint64_t at_least, 
         uint32_t gone;
         uint64_t seen;
 
-        /* In this order: the count of gone ranks before the peer's state, or its change wakes
+        /* In this order: the count of disturbances before the peer's state, or its change wakes
          * nobody; the state before the word, or what a peer signalled last before it left is
          * overlooked. */
-        f->n_gone_seen = atomic_load(&f->n_gone);
+        f->n_disturbed_seen = atomic_load(&f->n_disturbed);
         cut_off = is_cut_off(f, peer, relay, &gone);
         seen = yard_fabric_read_signal(f, sig);
         if (seen >= at_least)
@@ -310,6 +310,59 @@ yard_status yard_fabric_wait_until(yard_fabric *f, yard_sym sig, uint64_t at_lea
                                    yard_deadline until)
 {
     return yard_fabric_wait_relayed(f, sig, at_least, peer, peer, until);
+}
+
+/* ---- waiting for any word ----------------------------------------------------------- */
+
+bool yard_wait_over(const yard_fabric *f, yard_sym sig, uint64_t seen)
+{
+    if (atomic_load(&f->n_disturbed) != f->n_disturbed_seen)
+        return true;
+    if (sig != YARD_ANY_SIGNAL)
+        return atomic_load(yard_signal_word(f, sig)) != seen;
+    /* ready reads words with acquire only: not before the transport's "I am about to sleep". */
+    atomic_thread_fence(memory_order_seq_cst);
+    return f->ready(f->ready_ctx);
+}
+
+static yard_status fail_if_any_gone(yard_fabric *f)
+{
+    for (uint32_t r = 0; r < f->n_ranks; r++)
+        if (yard_peer_gone(f, r))
+            return yard_peer_fail(f, r, &f->err);
+    return YARD_OK;
+}
+
+yard_status yard_fabric_wait_any(yard_fabric *f, bool (*ready)(void *ctx), void *ctx,
+                                 yard_deadline until)
+{
+    yard_status st = YARD_OK;
+
+    if (f->ops->flush)
+        f->ops->flush(f);
+    f->ready = ready;
+    f->ready_ctx = ctx;
+    do {
+        f->n_disturbed_seen = atomic_load(&f->n_disturbed);
+        if (ready(ctx))
+            break;
+        st = fail_if_any_gone(f);
+        if (st == YARD_OK && yard_now_us() >= until)
+            st = YARD_ETIMEDOUT;
+        if (st == YARD_OK && f->ops->sleep)
+            f->ops->sleep(f, YARD_ANY_SIGNAL, 0, until);
+        else if (st == YARD_OK)
+            sched_yield();
+    } while (st == YARD_OK);
+    f->ready = NULL;
+    return st;
+}
+
+void yard_fabric_interrupt(yard_fabric *f)
+{
+    atomic_fetch_add(&f->n_disturbed, 1);
+    if (f->ops->wake)
+        f->ops->wake(f);
 }
 
 /* ---- lost peers -------------------------------------------------------------------- */

@@ -6,6 +6,9 @@
 
 #include "base/base.h"
 
+/* In place of a word's offset: a wait for any of several words. */
+#define YARD_ANY_SIGNAL UINT64_MAX
+
 /* One transport. Functions get the fabric whose common part is filled in; they keep their own state
  * in fabric->impl. Errors go to fabric->err (open: to err). */
 typedef struct yard_fabric_ops {
@@ -28,8 +31,8 @@ typedef struct yard_fabric_ops {
                                    const uint32_t *targets, uint32_t n_targets);
     /* Heap of another rank of this node; NULL exactly where put_signal_node is. */
     const void *(*view)(const yard_fabric *f, uint32_t rank);
-    /* Sleeps until a signal of this rank may have changed, a peer may be lost, or the deadline: the
-     * slow part of a wait, after a brief spin. May return early. */
+    /* Sleeps until yard_wait_over(f, sig, seen), or the deadline: the slow part of a wait, after a
+     * brief spin. sig may be YARD_ANY_SIGNAL. May return early. */
     void (*sleep)(yard_fabric *f, yard_sym sig, uint64_t seen, yard_deadline until);
     /* After a peer has left in order: true once nothing that it sent can arrive any more. A wait
      * for it fails only then. NULL: always true (a sender's puts are done when it returns). */
@@ -60,6 +63,11 @@ yard_status yard_fabric_create_custom(yard_fabric **out, const yard_fabric_ops *
 
 /* Makes nodes of n consecutive ranks in a custom fabric, whose ranks are all on one otherwise. */
 void yard_fabric_set_nodes(yard_fabric *f, uint32_t ranks_per_node);
+
+/* For ops->sleep: true once the word is not as it was seen, or (YARD_ANY_SIGNAL) what the caller
+ * waits for has come; also when a peer has gone or the wait was interrupted. Sequentially
+ * consistent with what the transport did before. */
+bool yard_wait_over(const yard_fabric *f, yard_sym sig, uint64_t seen);
 
 /* A transport's state, for custom transports. */
 void *yard_fabric_impl(const yard_fabric *f);

@@ -78,8 +78,12 @@ struct yard_fabric {
     bool control_runs;
     int control_epoll, control_stop; /* -1: none */
     _Atomic uint32_t first_lost;     /* rank, or UINT32_MAX */
-    _Atomic uint32_t n_gone;         /* ranks lost or left; changed after their state */
-    uint32_t n_gone_seen;            /* by the waiting caller, before it looked at its peer */
+    _Atomic uint32_t n_disturbed;    /* ranks lost or left, after their state; interrupts */
+    uint32_t n_disturbed_seen;       /* by the waiting caller, before it looked at its peer */
+
+    /* What a wait for any word waits for. */
+    bool (*ready)(void *ctx);
+    void *ready_ctx;
 };
 
 /* ---- transports -------------------------------------------------------------------- */
@@ -91,14 +95,6 @@ extern const yard_fabric_ops yard_fabric_shm, yard_fabric_tcp, yard_fabric_mixed
 static inline bool yard_peer_gone(const yard_fabric *f, uint32_t rank)
 {
     return atomic_load_explicit(&f->peers[rank].state, memory_order_acquire) != YARD_PEER_LIVE;
-}
-
-/* For ops->sleep: true when a rank has gone since the wait looked at its peer; do not sleep then.
- * Check after reading what ops->wake changes (a doorbell's count), or a wake between the two is
- * lost. */
-static inline bool yard_wait_disturbed(const yard_fabric *f)
-{
-    return atomic_load(&f->n_gone) != f->n_gone_seen;
 }
 
 /* Enters that a rank has left or is lost, once, and wakes the waiter. Any thread. why: an errno, 0:

@@ -13,9 +13,9 @@ enum { YARD_HEAP_CONTROL_BYTES = 8192 };
 
 /* In front of a heap; of the rank that owns it. A transport uses what it needs. */
 typedef struct yard_heap_control {
-    _Alignas(64) _Atomic uint64_t sleeps_on; /* heap offset of a signal word + 1; 0: awake */
-    _Alignas(64) _Atomic uint32_t rung;      /* futex word */
-    _Alignas(64) _Atomic bool blocked;       /* in poll(), with its event among the files */
+    _Alignas(64) _Atomic uint64_t sleeps_on;         /* as in shm.c; 0: awake */
+    _Alignas(64) _Atomic uint32_t rung;              /* futex word */
+    _Alignas(64) _Atomic bool blocked;               /* in poll(), with its event among the files */
     _Alignas(64) _Atomic bool ended[YARD_MAX_RANKS]; /* nothing more arrives from that rank here */
 } yard_heap_control;
 

@@ -222,7 +222,7 @@ static void drive(yard_lf *t, yard_sym sig, uint64_t seen, yard_deadline until)
 
     do {
         progress(t);
-        if (yard_driver_changed(t->fabric, sig, seen))
+        if (yard_wait_over(t->fabric, sig, seen))
             return;
         sched_yield(); /* the peer may need this very core */
     } while (yard_now_us() < spin_until);

@@ -91,19 +91,13 @@ void yard_driver_end(yard_driver *d)
     atomic_store_explicit(&d->driving, false, memory_order_relaxed);
 }
 
-bool yard_driver_changed(const yard_fabric *f, yard_sym sig, uint64_t seen)
-{
-    return atomic_load_explicit(yard_signal_word(f, sig), memory_order_seq_cst) != seen ||
-           yard_wait_disturbed(f);
-}
-
 void yard_driver_block(yard_driver *d, const yard_fabric *f, yard_sym sig, uint64_t seen, int fd,
                        uint64_t until)
 {
     eventfd_t count;
 
     atomic_store_explicit(d->blocked, true, memory_order_seq_cst);
-    if (!yard_driver_changed(f, sig, seen) && yard_poll_two(fd, d->wake, until))
+    if (!yard_wait_over(f, sig, seen) && yard_poll_two(fd, d->wake, until))
         eventfd_read(d->wake, &count);
     atomic_store_explicit(d->blocked, false, memory_order_relaxed);
 }

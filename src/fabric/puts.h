@@ -60,7 +60,6 @@ void yard_driver_add(yard_driver *d, const yard_fabric *f, uint64_t sig, uint64_
 /* The caller, in ops->sleep. */
 void yard_driver_begin(yard_driver *d);
 void yard_driver_end(yard_driver *d);
-bool yard_driver_changed(const yard_fabric *f, yard_sym sig, uint64_t seen);
 
 /* The caller: blocks until fd can be read (-1: none), it is woken, or the deadline. Not at all when
  * the word has changed. */

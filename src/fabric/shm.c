@@ -2,10 +2,10 @@
  *
  * No wake-up is lost. The sleeper: (1) reads rung, (2) stores sleeps_on, (3) reads the word; it
  * sleeps only if the word still has the old value, and then only while rung is as in (1). The
- * signaller: (4) adds to the word, (5) reads sleeps_on, and if that is its word, (6) adds to rung
- * and wakes. All of 2-5 are sequentially consistent, so they have one order: if (3) comes before
- * (4), then (2) before (5), and the signaller rings. The ring's (6) comes after (1): either the
- * sleeper is in the kernel and is woken, or the kernel finds rung changed. Otherwise (4) comes
+ * signaller: (4) adds to the word, (5) reads sleeps_on, and if that is its word or any, (6) adds to
+ * rung and wakes. All of 2-5 are sequentially consistent, so they have one order: if (3) comes
+ * before (4), then (2) before (5), and the signaller rings. The ring's (6) comes after (1): either
+ * the sleeper is in the kernel and is woken, or the kernel finds rung changed. Otherwise (4) comes
  * before (3), and the sleeper sees the word. */
 #include <limits.h>
 #include <linux/futex.h>
@@ -17,6 +17,14 @@
 #include "fabric/heaps.h"
 
 /* ---- sleeping and waking ----------------------------------------------------------- */
+
+/* Signal words lie at multiples of 8, so neither 0 (awake) nor this is one's offset + 1. */
+#define SLEEPS_ON_ANY UINT64_C(2)
+
+static uint64_t sleeper_of(yard_sym sig)
+{
+    return sig == YARD_ANY_SIGNAL ? SLEEPS_ON_ANY : sig + 1;
+}
 
 /* Not FUTEX_PRIVATE: the word is shared by processes. until is of the monotonic clock, as is the
  * absolute time of FUTEX_WAIT_BITSET. */
@@ -39,8 +47,8 @@ static void shm_sleep(yard_fabric *f, yard_sym sig, uint64_t seen, yard_deadline
     yard_heap_control *d = yard_heaps_control(f->impl, f->rank);
     const uint32_t rung = atomic_load(&d->rung);
 
-    atomic_store(&d->sleeps_on, sig + 1);
-    if (atomic_load(yard_signal_word(f, sig)) == seen && !yard_wait_disturbed(f))
+    atomic_store(&d->sleeps_on, sleeper_of(sig));
+    if (!yard_wait_over(f, sig, seen))
         futex_wait(&d->rung, rung, until);
     atomic_store_explicit(&d->sleeps_on, 0, memory_order_relaxed);
 }
@@ -54,12 +62,13 @@ static void shm_wake(yard_fabric *f)
 static void add(const yard_heaps *h, uint32_t rank, yard_sym sig, uint64_t value)
 {
     yard_heap_control *d = yard_heaps_control(h, rank);
-    uint64_t sleeper = sig + 1;
+    uint64_t sleeper;
 
     /* Releases the copy: who acquires the sum sees the bytes. */
     atomic_fetch_add(yard_heaps_word(h, rank, sig), value);
     /* Taking sleeps_on back leaves one wake-up for many signals to one word. */
-    if (atomic_load(&d->sleeps_on) == sleeper &&
+    sleeper = atomic_load(&d->sleeps_on);
+    if ((sleeper == sleeper_of(sig) || sleeper == SLEEPS_ON_ANY) &&
         atomic_compare_exchange_strong(&d->sleeps_on, &sleeper, 0))
         ring(d);
 }

@@ -89,7 +89,7 @@ static void drive(yard_tcp *t, yard_sym sig, uint64_t seen, yard_deadline until)
 
     do {
         receive_all(t);
-        if (yard_driver_changed(t->fabric, sig, seen))
+        if (yard_wait_over(t->fabric, sig, seen))
             return;
         sched_yield(); /* the peer may need this very core */
     } while (yard_now_us() < spin_until);

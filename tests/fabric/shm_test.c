@@ -1,9 +1,6 @@
 /* Shared memory between processes: puts, signals, waits, bounds, many ranks, nothing left behind.
  * ctest: sanitize */
-#include "fabric_test.h"
-
-#include <dirent.h>
-#include <pthread.h>
+#include "traffic.h"
 
 /* ---- two ranks --------------------------------------------------------------------- */
 
@@ -437,6 +434,7 @@ int main(void)
         cmocka_unit_test(copies_every_length),
         cmocka_unit_test(random_traffic_many_ranks),
         cmocka_unit_test(token_ring),
+        cmocka_unit_test(traffic_any_word_wakes),
         cmocka_unit_test(ranks_128),
         /* last: forking after threads have run is nothing to rely on */
         cmocka_unit_test(several_fabrics_in_one_process),

@@ -6,6 +6,8 @@
 #include "fabric_test.h"
 
 #include <dirent.h>
+#include <pthread.h>
+#include <stdatomic.h>
 
 #include "base/base.h"
 
@@ -424,10 +426,79 @@ static inline void traffic_create_destroy_leaks_nothing(void **state)
     test_run(2, traffic_again_rank, &again);
 }
 
+/* One rank answers whoever signals next, waiting for any; the others' round trips end only if it
+ * misses none. Then another thread interrupts it. */
+typedef struct traffic_server {
+    yard_fabric *f;
+    uint64_t served[8];
+    _Atomic bool told;
+} traffic_server;
+
+static inline bool traffic_asked(void *ctx)
+{
+    const traffic_server *s = ctx;
+
+    for (uint32_t r = 1; r < yard_fabric_size(s->f); r++)
+        if (yard_fabric_read_signal(s->f, 8 * r) > s->served[r])
+            return true;
+    return atomic_load(&s->told);
+}
+
+static inline void *traffic_tell(void *ctx)
+{
+    traffic_server *s = ctx;
+
+    atomic_store(&s->told, true);
+    yard_fabric_interrupt(s->f);
+    return NULL;
+}
+
+static inline void traffic_serve(yard_fabric *f, uint32_t n_rounds)
+{
+    traffic_server s = { .f = f };
+    pthread_t thread;
+    uint64_t n_left = (uint64_t)n_rounds * (yard_fabric_size(f) - 1);
+
+    while (n_left > 0) {
+        CHECK_OK(f, yard_fabric_wait_any(f, traffic_asked, &s, yard_fabric_deadline(f, 0)));
+        for (uint32_t r = 1; r < yard_fabric_size(f); r++)
+            if (yard_fabric_read_signal(f, 8 * r) > s.served[r]) {
+                s.served[r]++;
+                n_left--;
+                CHECK_OK(f, yard_fabric_signal(f, 256, 1, r));
+            }
+    }
+    CHECK(yard_fabric_wait_any(f, traffic_asked, &s, yard_now_us() + 2000) == YARD_ETIMEDOUT);
+    CHECK(pthread_create(&thread, NULL, traffic_tell, &s) == 0);
+    CHECK_OK(f, yard_fabric_wait_any(f, traffic_asked, &s, yard_fabric_deadline(f, 0)));
+    pthread_join(thread, NULL);
+}
+
+static inline void traffic_any_rank(const yard_fabric_config *config, void *ctx)
+{
+    enum { N_ROUNDS = 300 };
+    yard_fabric *f = traffic_create(config, 1 << 16, 0);
+    const uint32_t me = yard_fabric_rank(f);
+
+    if (me == 0)
+        traffic_serve(f, N_ROUNDS);
+    for (uint64_t i = 1; me > 0 && i <= N_ROUNDS; i++) {
+        CHECK_OK(f, yard_fabric_signal(f, 8 * me, 1, 0));
+        CHECK_OK(f, yard_fabric_wait_until(f, 256, i, 0, yard_fabric_deadline(f, 0)));
+    }
+    test_barrier(f, 512, 1);
+    yard_fabric_destroy(f);
+}
+
+static inline void traffic_any_word_wakes(void **state)
+{
+    test_run(4, traffic_any_rank, NULL);
+}
+
 #define TRAFFIC_SUITE                                                                              \
     cmocka_unit_test(traffic_random_puts), cmocka_unit_test(traffic_puts_do_not_block),            \
         cmocka_unit_test(traffic_polled_words_move), cmocka_unit_test(traffic_last_puts_arrive),   \
-        cmocka_unit_test(traffic_killed_rank_is_named),                                            \
+        cmocka_unit_test(traffic_any_word_wakes), cmocka_unit_test(traffic_killed_rank_is_named),  \
         cmocka_unit_test(traffic_stopped_rank_times_out),                                          \
         cmocka_unit_test(traffic_create_destroy_leaks_nothing)
 
