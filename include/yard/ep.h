@@ -117,7 +117,8 @@ typedef struct yard_ep_capacity {
  *             + 5 * R * 8                            signal words
  *             + routed * hidden * bytes + 2 * R * T * min(k, local) * 4   expert_y_in_place only
  *             + staging: header(T) * R + T * dispatch_row, and for transports that do not copy
- *               at once (all but shm) routed * combine_row + T * output_row
+ *               at once (all but shm) routed * combine_row, unless expert_y_in_place, + T *
+ *               output_row
  *   header(T) = 64 + T * (4 + 8 * k);  dispatch_row = hidden * bytes + scales.
  * Needs no group. Errors: YARD_EINVAL naming the field. */
 YARD_API yard_status yard_ep_capacity_of(const yard_ep_config *config, uint32_t n_ranks,

@@ -144,7 +144,8 @@ static void lay_out_round(const yard_ep *ep, bool copies, yard_sym *at, round_he
     h->sig_output = take(at, r * 8);
     h->stage_headers = take(at, r * ep->header_bytes);
     h->stage_rows = take(at, t * ep->dispatch_row_bytes);
-    h->stage_combine = take(at, (copies ? 1 : ep->routed_rows) * ep->combine_row_bytes);
+    h->stage_combine =
+        take(at, (copies || c->expert_y_in_place ? 1 : ep->routed_rows) * ep->combine_row_bytes);
     h->stage_output = take(at, (copies ? 1 : t) * ep->output_row_bytes);
     if (!c->expert_y_in_place)
         return;

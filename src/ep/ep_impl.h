@@ -25,11 +25,11 @@
  *
  * Results in place (config.expert_y_in_place). expert_y lies in the heap of the rank that made it,
  * and the owner of a token, where it sees that heap, reads it there, in combine_recv. A partial sum
- * is made over the first of its rows.
- * What travels is the list of rows, one put for each peer, which lands, is staged and is read like
- * the results that it replaces. expert_y of combine n may be written again after the own
- * dispatch_recv n + 1, as staging of combine may: the dispatch headers of all ranks say that they
- * have finished combine_recv n.
+ * is made over the first of its rows. What travels is the list of rows, one put for each peer,
+ * which lands, is staged and is read like the results that it replaces. Owners that do not see
+ * expert_y get rows put from it: it is their staging. expert_y of combine n may be written again
+ * after the own dispatch_recv n + 1, as staging of combine may: the dispatch headers of all ranks
+ * say that they have finished combine_recv n.
  *
  * One copy per node (config.node_copies). A row from rank s to ranks of another node goes to one of
  * them, the relay, which the node and s determine: row g * max_tokens + t of the relay's heap. The

@@ -139,7 +139,8 @@ static yard_status send_exact(yard_ep_round *round, const arrival *a, const void
 {
     yard_ep *ep = round->ep;
     const uint32_t owner = ep_owner_of(ep, a->group, a->token);
-    const bool direct = owner != ep->rank && yard_fabric_copies(ep->fabric);
+    const bool direct =
+        ep->config.expert_y_in_place || (owner != ep->rank && yard_fabric_copies(ep->fabric));
 
     for (uint32_t k = 0; k < ep->config.top_k; k++) {
         const int32_t e = ep_local_expert(ep, ep_entry_experts(a->entry)[k]);
@@ -165,18 +166,20 @@ static yard_status send_exact(yard_ep_round *round, const arrival *a, const void
     return YARD_OK;
 }
 
-/* In place, the sum goes where the first of its rows was. */
+/* With results in place, the sum goes where the first of its rows was, and from there to owners
+ * that do not see it. */
 static yard_status send_partial(yard_ep_round *round, const arrival *a, const void *expert_y,
                                 uint32_t *n_staged)
 {
     yard_ep *ep = round->ep;
     const int32_t *expert = ep_entry_experts(a->entry);
     const uint32_t owner = ep_owner_of(ep, a->group, a->token);
+    const uint32_t slot = ordinal_of(ep, expert);
     const yard_dtype dtype = plain_dtype(ep->config.combine);
     const void *rows[YARD_EP_MAX_TOP_K];
     float weight[YARD_EP_MAX_TOP_K];
     int32_t first_row = 0;
-    uint32_t n = 0, slot;
+    uint32_t n = 0;
     uint8_t *sum;
 
     for (uint32_t k = 0; k < ep->config.top_k; k++) {
@@ -189,16 +192,14 @@ static yard_status send_partial(yard_ep_round *round, const arrival *a, const vo
         rows[n] = result_row(ep, expert_y, ep->cursor[e]++);
         weight[n++] = ep_entry_weights(ep, a->entry)[k];
     }
-    if (ep->in_place[owner]) {
-        sum = ep_heap(ep, round->heap.expert_y + (size_t)first_row * result_bytes(ep));
-        ep->convert->weighted_sum(dtype, rows, weight, n, ep->config.hidden, dtype, sum);
-        list_row(round, owner, first_row);
-        return YARD_OK;
-    }
-    slot = ordinal_of(ep, expert);
-    sum = prepare_at(round, owner, a->token, slot, n_staged);
+    sum = ep->config.expert_y_in_place
+              ? ep_heap(ep, round->heap.expert_y + (size_t)first_row * result_bytes(ep))
+              : prepare_at(round, owner, a->token, slot, n_staged);
     ep->convert->weighted_sum(dtype, rows, weight, n, ep->config.hidden, dtype, sum);
-    return put_result(round, owner, a->token, slot, sum);
+    if (!ep->in_place[owner])
+        return put_result(round, owner, a->token, slot, sum);
+    list_row(round, owner, first_row);
+    return YARD_OK;
 }
 
 yard_status yard_ep_combine_send(yard_ep_round *round, const void *expert_y, yard_stream stream)
