@@ -33,10 +33,23 @@ static yard_ep_config ep_config(const yard_model_config *c, const yard_model_opt
     return e;
 }
 
+/* Behind what dispatch and combine need. */
+static yard_all_reduce_config reduce_config(const yard_model_config *c, const yard_model_options *o,
+                                            size_t ep_bytes)
+{
+    return (yard_all_reduce_config){ .tp = o->layout.tp,
+                                     .max_rows = o->max_tokens,
+                                     .n_cols = c->hidden,
+                                     .fabric = o->fabric,
+                                     .heap_at = o->heap_at + yard_align_up(ep_bytes, 64),
+                                     .timeout_us = o->timeout_us };
+}
+
 yard_status yard_exchange_size(const yard_model_config *c, const yard_model_options *o,
                                size_t *expert_rows, size_t *heap_bytes, yard_error *err)
 {
     const yard_ep_config config = ep_config(c, o);
+    yard_all_reduce_config reduce;
     yard_ep_capacity capacity;
     yard_status st;
 
@@ -48,23 +61,44 @@ yard_status yard_exchange_size(const yard_model_config *c, const yard_model_opti
     if (st != YARD_OK)
         return st;
     *expert_rows = capacity.expert_y_rows;
-    *heap_bytes = capacity.heap_bytes;
+    reduce = reduce_config(c, o, capacity.heap_bytes);
+    *heap_bytes = reduce.heap_at - o->heap_at;
+    if (o->layout.tp > 1)
+        *heap_bytes += yard_all_reduce_heap_bytes(&reduce);
     return YARD_OK;
 }
 
 yard_status yard_exchange_create(yard_model *m, yard_error *err)
 {
     const yard_ep_config config = ep_config(&m->config, &m->options);
+    yard_all_reduce_config reduce;
+    yard_ep_capacity capacity;
     yard_status st;
 
     if (!has_ranks(&m->options))
         return YARD_OK;
     st = yard_ep_create(&m->ep, &config, err);
-    if (st == YARD_OK) {
-        m->all.round = yard_ep_get_round(m->ep, 0);
-        m->all.expert_y.data = yard_ep_expert_y(m->all.round);
-    }
-    return st;
+    if (st == YARD_OK)
+        st = yard_ep_capacity_of(&config, m->options.layout.ep, &capacity, err);
+    if (st != YARD_OK)
+        return st;
+    m->all.round = yard_ep_get_round(m->ep, 0);
+    m->all.expert_y.data = yard_ep_expert_y(m->all.round);
+    reduce = reduce_config(&m->config, &m->options, capacity.heap_bytes);
+    return reduce.tp > 1 ? yard_all_reduce_create(&m->reduce, &reduce, err) : YARD_OK;
+}
+
+void yard_exchange_destroy(yard_model *m)
+{
+    yard_all_reduce_destroy(m->reduce);
+    yard_ep_destroy(m->ep);
+}
+
+const char *yard_exchange_error(const yard_model *m)
+{
+    if (m->reduce && *yard_all_reduce_error(m->reduce))
+        return yard_all_reduce_error(m->reduce);
+    return yard_ep_error(m->ep);
 }
 
 yard_status yard_exchange_send(yard_model *m, yard_part *p, bool fp8)

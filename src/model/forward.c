@@ -50,7 +50,7 @@ static void lay_out(yard_model *m, yard_arena *arena)
 {
     const yard_model_config *c = &m->config;
     const yard_model_options *o = &m->options;
-    const uint32_t width = yard_model_kv_width(c);
+    const uint32_t width = yard_model_kv_width(c, o->layout.tp);
     const size_t cache_bytes =
         (size_t)o->n_pages * YARD_PAGE_TOKENS * width * yard_dtype_bytes(m->plain);
 
@@ -82,15 +82,13 @@ static yard_status check_ranks(const yard_model_config *c, const yard_model_opti
 
     if (st != YARD_OK)
         return st;
-    if (l.tp > 1)
-        return yard_fail(err, YARD_ENOTSUP, "TP %u: only TP 1 runs yet", l.tp);
     if (o->rank >= l.ep)
         return yard_fail(err, YARD_EINVAL, "rank: want below EP %u, got %u", l.ep, o->rank);
     if (l.ep > 1 && (!o->fabric || yard_fabric_size(o->fabric) != l.ep ||
                      yard_fabric_rank(o->fabric) != o->rank))
         return yard_fail(err, YARD_EINVAL, "fabric: want rank %u of %u, got %s", o->rank, l.ep,
                          o->fabric ? "another" : "none");
-    return YARD_OK;
+    return l.tp > 1 ? yard_layout_check_nodes(l, o->fabric, err) : YARD_OK;
 }
 
 yard_status yard_model_heap_bytes(const yard_model_config *config,
@@ -268,7 +266,7 @@ void yard_model_destroy(yard_model *m)
 {
     if (!m)
         return;
-    yard_ep_destroy(m->ep);
+    yard_exchange_destroy(m);
     if (m->ops)
         m->ops->close(m->stream);
     yard_pages_free(m->block, m->block_bytes);

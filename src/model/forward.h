@@ -54,7 +54,8 @@ typedef struct yard_step {
 typedef struct yard_model yard_model;
 
 /* Loads this rank's weights from dir and allocates everything. config is copied. Not collective.
- * Errors: as yard_weights_load() and yard_model_heap_bytes(); YARD_ENOMEM naming what did not fit.
+ * Errors: as yard_model_heap_bytes(), yard_layout_check_nodes() and yard_weights_load();
+ * YARD_ENOMEM naming what did not fit.
  */
 yard_status yard_model_create(yard_model **out, const char *dir, const yard_model_config *config,
                               const yard_model_options *options, const yard_notify *notify,

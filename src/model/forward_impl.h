@@ -2,8 +2,7 @@
 #ifndef YARD_MODEL_FORWARD_IMPL_H
 #define YARD_MODEL_FORWARD_IMPL_H
 
-#include <yard/ep.h>
-
+#include "ep/ep.h"
 #include "model/forward.h"
 
 /* Activations in the forms that consumers want: plain (F32 or BF16), and FP8 when projections are.
@@ -52,6 +51,7 @@ struct yard_model {
     const yard_ops *ops;
     yard_stream stream;
     yard_ep *ep;                   /* NULL: one rank */
+    yard_all_reduce *reduce;       /* NULL: TP 1 */
     const yard_schedule *schedule; /* of the pass under way */
 
     void *block; /* memory under the buffers below */
@@ -111,13 +111,16 @@ yard_rows yard_rows_take(yard_arena *arena, yard_dtype dtype, size_t n_rows, uin
 activation yard_activation_take(const yard_model *m, yard_arena *arena, size_t n_rows,
                                 uint32_t n_cols);
 
-/* Rows to the experts of all ranks and back: copies on one rank, libyard-ep on several. A layer
+/* What passes between ranks. The sum over an instance (m->reduce), and rows to the experts of all
+ * ranks and back: copies on one rank, libyard-ep on several. A layer
  * makes the four calls in this order; two parts may be between send and finish at once. */
 
 /* What expert_rows is, and what the heap needs. */
 yard_status yard_exchange_size(const yard_model_config *c, const yard_model_options *options,
                                size_t *expert_rows, size_t *heap_bytes, yard_error *err);
 yard_status yard_exchange_create(yard_model *m, yard_error *err);
+void yard_exchange_destroy(yard_model *m);
+const char *yard_exchange_error(const yard_model *m); /* of the first failure */
 
 /* The rows of p->h on their way to p->expert; fp8: their FP8 form. */
 yard_status yard_exchange_send(yard_model *m, yard_part *p, bool fp8);

@@ -43,7 +43,7 @@ static yard_head_linear_args kv_b_args(const yard_model *m, const yard_part *p,
 
     return (yard_head_linear_args){ .n_rows = p->batch.n_tokens,
                                     .row_mask = p->batch.absorbed,
-                                    .n_heads = m->config.n_heads,
+                                    .n_heads = m->share.heads.n,
                                     .head_stride = m->config.nope_dims + m->config.v_dims,
                                     .quantise = m->quantise && w->dtype == YARD_FP8_E4M3,
                                     .ue8m0 = m->config.ue8m0,
@@ -82,7 +82,7 @@ static void mla_input(yard_model *m, yard_part *p, const yard_layer *layer)
                                                                    .cache = layer->cache });
     project_queries(m, p, w);
     m->ops->rope_q(m->stream, &(yard_rope_q_args){ .batch = &p->batch,
-                                                   .n_heads = c->n_heads,
+                                                   .n_heads = m->share.heads.n,
                                                    .head_dim = c->nope_dims + c->rope_dims,
                                                    .rope = rope,
                                                    .q = p->q });
@@ -102,7 +102,7 @@ static void mla_attend(yard_model *m, yard_part *p, const yard_layer *layer)
     yard_head_linear_args values = kv_b_args(m, p, layer);
 
     m->ops->mla_prefill(m->stream, &(yard_mla_prefill_args){ .batch = &p->batch,
-                                                             .n_heads = c->n_heads,
+                                                             .n_heads = m->share.heads.n,
                                                              .kv_rank = c->kv_rank,
                                                              .nope_dims = c->nope_dims,
                                                              .rope_dims = c->rope_dims,
@@ -115,7 +115,7 @@ static void mla_attend(yard_model *m, yard_part *p, const yard_layer *layer)
                                                              .cache = layer->cache,
                                                              .y = p->attended.plain });
     m->ops->mla_decode(m->stream, &(yard_mla_decode_args){ .batch = &p->batch,
-                                                           .n_heads = c->n_heads,
+                                                           .n_heads = m->share.heads.n,
                                                            .kv_rank = c->kv_rank,
                                                            .rope_dims = c->rope_dims,
                                                            .softmax_scale = m->softmax_scale,
@@ -172,24 +172,38 @@ static void route(yard_model *m, yard_part *p, const yard_moe_weights *w)
                                                          .weight = p->expert_weight });
 }
 
+/* delta becomes the sum of what the ranks of the instance have in theirs. */
+static yard_status add_slices(yard_model *m, yard_part *p)
+{
+    if (!m->reduce)
+        return YARD_OK;
+    return yard_all_reduce_sum(m->reduce, p->delta.data, p->batch.n_tokens, m->stream);
+}
+
 static yard_status stage_attend(yard_model *m, yard_part *p, const yard_layer *layer)
 {
+    yard_status st;
+
     attentions[m->config.attention].attend(m, p, layer);
     if (p->attended.quant.data)
         m->ops->quantise(m->stream,
                          &(yard_quantise_args){ .n_rows = p->batch.n_tokens,
-                                                .n_cols = m->config.n_heads * m->config.v_dims,
+                                                .n_cols = m->share.heads.n * m->config.v_dims,
                                                 .x = p->attended.plain,
                                                 .ue8m0 = m->config.ue8m0,
                                                 .y = p->attended.quant });
     linear(m, p, &p->attended, &layer->w->attention.o, p->delta);
+    st = add_slices(m, p);
+    if (st != YARD_OK)
+        return st;
     norm(m, p, residual(m, p), p->delta, &layer->w->post_norm, &p->h);
     if (layer->w->is_moe)
         route(m, p, &layer->w->moe);
     return YARD_OK;
 }
 
-/* y = down(silu(gate(h)) * up(h)) for all rows: a dense MLP, or the shared expert. */
+/* delta = down(silu(gate(h)) * up(h)) for all rows: a slice of a dense MLP, or the shared expert.
+ */
 static void dense_mlp(yard_model *m, yard_part *p, const yard_mlp_weights *w)
 {
     const uint32_t inter = w->gate.rows;
@@ -225,7 +239,7 @@ static yard_status stage_send(yard_model *m, yard_part *p, const yard_layer *lay
 
     if (!layer->w->is_moe) {
         dense_mlp(m, p, &layer->w->dense);
-        return YARD_OK;
+        return add_slices(m, p);
     }
     st = yard_exchange_send(m, p, experts_read_fp8(m, layer));
     if (st == YARD_OK && m->schedule->shared_before_recv)
@@ -310,5 +324,5 @@ yard_status yard_model_run_stage(yard_model *m, yard_part *p, uint32_t layer_idx
     if (st == YARD_OK)
         return YARD_OK;
     return yard_fail(err, st, "layer %u, stage %s: %s", layer_idx, stages[stage].name,
-                     yard_ep_error(m->ep));
+                     yard_exchange_error(m));
 }

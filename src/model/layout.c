@@ -83,6 +83,23 @@ yard_status yard_layout_check(const yard_model_config *c, yard_layout l, bool ex
                      l.tp, why, near.ep, near.dp, near.tp);
 }
 
+yard_status yard_layout_check_nodes(yard_layout l, const yard_fabric *fabric, yard_error *err)
+{
+    uint32_t tp = l.tp;
+
+    for (uint32_t r = 0; r < l.ep; r++)
+        while (yard_fabric_node(fabric, r) != yard_fabric_node(fabric, r / tp * tp))
+            do
+                tp--;
+            while (l.tp % tp != 0);
+    if (tp == l.tp)
+        return YARD_OK;
+    return yard_fail(err, YARD_EINVAL,
+                     "layout EP %u, DP %u, TP %u: an instance would lie on two nodes; nearest: EP "
+                     "%u, DP %u, TP %u",
+                     l.ep, l.dp, l.tp, l.ep, l.ep / tp, tp);
+}
+
 static yard_span share_of(uint32_t n, uint32_t n_parts, uint32_t part)
 {
     return (yard_span){ part * (n / n_parts), n / n_parts };

@@ -2,6 +2,8 @@
 #ifndef YARD_MODEL_LAYOUT_H
 #define YARD_MODEL_LAYOUT_H
 
+#include <yard/fabric.h>
+
 #include "model/config.h"
 
 /* ep = dp * tp ranks, instances (DP groups) of tp consecutive ranks. */
@@ -27,6 +29,10 @@ typedef struct yard_share {
  * naming what does not divide and the nearest layout that can be. */
 yard_status yard_layout_check(const yard_model_config *c, yard_layout layout, bool exact,
                               yard_error *err);
+
+/* Whether every instance of a layout that passed the check is on one node of the fabric, as it must
+ * be: what its ranks add up would cross the network twice a layer. Errors: as above. */
+yard_status yard_layout_check_nodes(yard_layout layout, const yard_fabric *fabric, yard_error *err);
 
 /* The part of rank < layout.ep, of a layout that passed the check. */
 yard_share yard_layout_share(const yard_model_config *c, yard_layout layout, uint32_t rank);

@@ -62,13 +62,13 @@ void yard_model_count_params(const yard_model_config *c, yard_param_count *out)
 
 uint64_t yard_model_kv_bytes_per_token(const yard_model_config *c)
 {
-    return 2 * product(c->n_layers, yard_model_kv_width(c));
+    return 2 * product(c->n_layers, yard_model_kv_width(c, 1));
 }
 
-uint32_t yard_model_kv_width(const yard_model_config *c)
+uint32_t yard_model_kv_width(const yard_model_config *c, uint32_t tp)
 {
     if (c->attention == YARD_ATTENTION_GQA)
-        return c->n_kv_heads * (c->nope_dims + c->rope_dims + c->v_dims);
+        return c->n_kv_heads / tp * (c->nope_dims + c->rope_dims + c->v_dims);
     return c->kv_rank + c->rope_dims;
 }
 

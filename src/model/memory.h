@@ -18,10 +18,11 @@ typedef struct yard_param_count {
 
 void yard_model_count_params(const yard_model_config *c, yard_param_count *out);
 
-/* Values of the cache for one token and layer: kv_rank + rope, or all keys and values. */
-uint32_t yard_model_kv_width(const yard_model_config *c);
+/* Values that each of tp ranks caches for one token and layer: kv_rank + rope, which all have
+ * whole, or the keys and values of its heads. */
+uint32_t yard_model_kv_width(const yard_model_config *c, uint32_t tp);
 
-/* Bytes of KV cache of one token: layers * width * 2 (bf16). */
+/* Bytes of KV cache of one token without TP: layers * width * 2 (bf16). */
 uint64_t yard_model_kv_bytes_per_token(const yard_model_config *c);
 
 /* What one rank holds; formulas in memory.c. */

@@ -122,7 +122,7 @@ yard_status yard_synth_plan_make(yard_synth_plan *plan, const yard_model_config 
                                  uint64_t shard_bytes, yard_error *err)
 {
     planner p = { .plan = plan, .c = c, .shard_bytes = shard_bytes, .err = err };
-    const yard_status st = yard_tensor_walk(c, plan_tensor, &p);
+    const yard_status st = yard_tensor_walk(c, NULL, plan_tensor, &p);
     uint64_t at = 0;
 
     if (st)

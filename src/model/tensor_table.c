@@ -158,6 +158,32 @@ static uint32_t dim_size(const yard_model_config *c, dim d)
     return 0;
 }
 
+static yard_span times(yard_span s, uint32_t n)
+{
+    return (yard_span){ s.first * n, s.n * n };
+}
+
+/* Which of them the share has: tensor parallelism cuts what belongs to heads and to dense MLPs. */
+static yard_span dim_part(const yard_model_config *c, const yard_share *share, dim d)
+{
+    switch (d) {
+    case Q_ROWS:
+        return times(share->heads, c->nope_dims + c->rope_dims);
+    case K_ROWS:
+        return times(share->kv_heads, c->nope_dims + c->rope_dims);
+    case V_ROWS:
+        return times(share->kv_heads, c->v_dims);
+    case KV_B_ROWS:
+        return times(share->heads, c->nope_dims + c->v_dims);
+    case VALUES:
+        return times(share->heads, c->v_dims);
+    case DENSE_INTER:
+        return share->dense;
+    default:
+        return (yard_span){ 0, d == NONE ? 1 : dim_size(c, d) };
+    }
+}
+
 static bool holds(const yard_model_config *c, condition when, uint32_t layer_idx)
 {
     const bool is_moe = layer_idx >= c->n_dense_layers;
@@ -185,6 +211,7 @@ static bool holds(const yard_model_config *c, condition when, uint32_t layer_idx
 
 typedef struct walker {
     const yard_model_config *c;
+    yard_share share;
     yard_status (*each)(void *ctx, const yard_tensor_spec *spec);
     void *ctx;
     yard_status status; /* the first failure sticks */
@@ -202,9 +229,12 @@ static void walk_rows(walker *w, const row *rows, yard_tensor_scope scope, uint3
             .place = r->place,
             .n_dims = r->cols == NONE ? 1 : 2,
             .shape = { dim_size(w->c, r->rows), dim_size(w->c, r->cols) },
+            .part = { dim_part(w->c, &w->share, r->rows), dim_part(w->c, &w->share, r->cols) },
         };
         if (!holds(w->c, r->when, layer_idx))
             continue;
+        if (scope == YARD_SCOPE_EXPERT && expert_idx - w->share.experts.first >= w->share.experts.n)
+            spec.part[0] = spec.part[1] = (yard_span){ 0, 0 };
         snprintf(spec.name, sizeof(spec.name), "%s%s", prefix, r->name);
         w->status = w->each(w->ctx, &spec);
     }
@@ -227,11 +257,13 @@ static void walk_layer(walker *w, uint32_t layer_idx)
     }
 }
 
-yard_status yard_tensor_walk(const yard_model_config *c,
+yard_status yard_tensor_walk(const yard_model_config *c, const yard_share *share,
                              yard_status (*each)(void *ctx, const yard_tensor_spec *spec),
                              void *ctx)
 {
     walker w = { .c = c, .each = each, .ctx = ctx };
+
+    w.share = share ? *share : yard_layout_share(c, (yard_layout){ 1, 1, 1 }, 0);
 
     walk_rows(&w, first_rows, YARD_SCOPE_MODEL, 0, 0, "");
     for (uint32_t i = 0; i < c->n_layers + c->n_mtp && !w.status; i++)

@@ -32,11 +32,12 @@ typedef struct yard_tensor_spec {
     size_t place; /* byte offset */
     uint32_t n_dims;
     uint32_t shape[2];
+    yard_span part[2]; /* the share's rows and columns; n 0: another rank's tensor */
 } yard_tensor_spec;
 
 /* Calls each for every tensor, without scales, layer by layer; stops at the first failure and
- * returns it. */
-yard_status yard_tensor_walk(const yard_model_config *c,
+ * returns it. share NULL: all of every tensor. */
+yard_status yard_tensor_walk(const yard_model_config *c, const yard_share *share,
                              yard_status (*each)(void *ctx, const yard_tensor_spec *spec),
                              void *ctx);
 

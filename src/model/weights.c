@@ -27,7 +27,7 @@ typedef struct binder {
     yard_share share;
     const char *dir;
     yard_weights *w;
-    uint8_t *role; /* [tensor count] yard_tensor_role: what was bound */
+    yard_tensor_use *use; /* [tensor count] what was bound */
     yard_error *err;
 } binder;
 
@@ -74,9 +74,9 @@ static yard_status check_tensor(const yard_tensor *t, uint32_t allowed, const ui
     return same ? YARD_OK : fail_shape(t, want, n_dims, err);
 }
 
-/* Finds, checks and marks as bound. */
+/* Finds, checks and marks as bound, of it that part (of a vector: all). */
 static yard_status take(binder *b, const yard_tensor **out, const char *name, uint32_t allowed,
-                        const uint32_t *shape, uint32_t n_dims, yard_tensor_role role)
+                        const uint32_t *shape, uint32_t n_dims, yard_tensor_use use)
 {
     const yard_tensor *t = yard_checkpoint_find(b->w->ckpt, name);
     yard_status st;
@@ -86,21 +86,31 @@ static yard_status take(binder *b, const yard_tensor **out, const char *name, ui
     st = check_tensor(t, allowed, shape, n_dims, b->err);
     if (st)
         return st;
-    b->role[t - yard_checkpoint_tensor(b->w->ckpt, 0)] = (uint8_t)role;
+    b->use[t - yard_checkpoint_tensor(b->w->ckpt, 0)] = use;
     *out = t;
     return YARD_OK;
 }
 
-static yard_status take_scale(binder *b, yard_matrix *m, const char *name, yard_tensor_role role)
+/* The blocks of that size that the span touches. */
+static yard_span blocks_of(yard_span s, uint32_t block)
+{
+    return (yard_span){ s.first / block, yard_ceil_div(s.first + s.n, block) - s.first / block };
+}
+
+static yard_status take_scale(binder *b, yard_matrix *m, const yard_tensor_spec *spec)
 {
     char scale_name[YARD_TENSOR_NAME_BYTES + 16];
-    const uint32_t shape[2] = { yard_ceil_div(m->rows, b->c->block_rows),
-                                yard_group_count(m->cols) };
+    const uint32_t shape[2] = { yard_ceil_div(spec->shape[0], b->c->block_rows),
+                                yard_group_count(spec->shape[1]) };
+    yard_tensor_use use = { .role = YARD_ROLE_ELSEWHERE };
     const yard_tensor *t = NULL;
     yard_status st;
 
-    snprintf(scale_name, sizeof(scale_name), "%s_scale_inv", name);
-    st = take(b, &t, scale_name, F32, shape, 2, role);
+    if (m->rows > 0)
+        use = (yard_tensor_use){ YARD_ROLE_SCALES, blocks_of(spec->part[0], b->c->block_rows),
+                                 blocks_of(spec->part[1], YARD_GROUP) };
+    snprintf(scale_name, sizeof(scale_name), "%s_scale_inv", spec->name);
+    st = take(b, &t, scale_name, F32, shape, 2, use);
     if (st)
         return st;
     m->scale = t->data;
@@ -109,32 +119,39 @@ static yard_status take_scale(binder *b, yard_matrix *m, const char *name, yard_
     return YARD_OK;
 }
 
-/* Another rank's. It is checked as the own ones are, and not read. */
-static bool is_elsewhere(const binder *b, const yard_tensor_spec *spec)
-{
-    return spec->scope == YARD_SCOPE_EXPERT &&
-           spec->expert_idx - b->share.experts.first >= b->share.experts.n;
-}
-
-/* Some FP8 checkpoints keep a few projections plain. */
+/* The share's part of a matrix. Some FP8 checkpoints keep a few projections plain. */
 static yard_status take_matrix(binder *b, yard_matrix *m, const yard_tensor_spec *spec)
 {
     const bool fp8 = spec->kind == YARD_TENSOR_PROJECTION && b->c->fp8;
-    const bool elsewhere = is_elsewhere(b, spec);
+    const yard_span rows = spec->part[0], cols = spec->part[1];
+    const yard_tensor_use use = { rows.n ? YARD_ROLE_VALUES : YARD_ROLE_ELSEWHERE, rows, cols };
     const yard_tensor *t = NULL;
-    yard_status st = take(b, &t, spec->name, fp8 ? PLAIN | FP8 : PLAIN, spec->shape, 2,
-                          elsewhere ? YARD_ROLE_ELSEWHERE : YARD_ROLE_VALUES);
+    yard_status st = take(b, &t, spec->name, fp8 ? PLAIN | FP8 : PLAIN, spec->shape, 2, use);
+    size_t first;
 
     if (st)
         return st;
+    first = (size_t)rows.first * spec->shape[1] + cols.first;
     *m = (yard_matrix){ .dtype = t->dtype,
-                        .rows = spec->shape[0],
-                        .cols = spec->shape[1],
+                        .rows = rows.n,
+                        .cols = cols.n,
                         .ld = spec->shape[1],
-                        .data = t->data };
-    return t->dtype == YARD_FP8_E4M3
-               ? take_scale(b, m, spec->name, elsewhere ? YARD_ROLE_ELSEWHERE : YARD_ROLE_SCALES)
-               : YARD_OK;
+                        .data = (const uint8_t *)t->data + first * yard_dtype_bytes(t->dtype),
+                        .row0 = rows.first,
+                        .col0 = cols.first };
+    return t->dtype == YARD_FP8_E4M3 ? take_scale(b, m, spec) : YARD_OK;
+}
+
+/* A whole vector. */
+static yard_status take_vector(binder *b, yard_vector *v, const yard_tensor_spec *spec)
+{
+    const yard_tensor_use use = { YARD_ROLE_VALUES, { 0, 1 }, { 0, spec->shape[0] } };
+    const yard_tensor *t = NULL;
+    const yard_status st = take(b, &t, spec->name, PLAIN, spec->shape, 1, use);
+
+    if (st == YARD_OK)
+        *v = (yard_vector){ .dtype = t->dtype, .n = spec->shape[0], .data = t->data };
+    return st;
 }
 
 /* An F32 copy of a vector, for readers that do not take its dtype. */
@@ -155,25 +172,19 @@ static yard_status convert_to_f32(binder *b, yard_vector *v)
 
 static yard_status take_norm(binder *b, yard_vector *v, const yard_tensor_spec *spec)
 {
-    const yard_tensor *t = NULL;
-    yard_status st = take(b, &t, spec->name, PLAIN, spec->shape, 1, YARD_ROLE_VALUES);
+    const yard_status st = take_vector(b, v, spec);
 
     if (st)
         return st;
-    *v = (yard_vector){ .dtype = t->dtype, .n = spec->shape[0], .data = t->data };
-    return t->dtype == YARD_F16 ? convert_to_f32(b, v) : YARD_OK; /* norms read F32 and BF16 */
+    return v->dtype == YARD_F16 ? convert_to_f32(b, v) : YARD_OK; /* norms read F32 and BF16 */
 }
 
 static yard_status take_bias(binder *b, const float **bias, const yard_tensor_spec *spec)
 {
-    const yard_tensor *t = NULL;
-    yard_status st = take(b, &t, spec->name, PLAIN, spec->shape, 1, YARD_ROLE_VALUES);
     yard_vector v;
+    yard_status st = take_vector(b, &v, spec);
 
-    if (st)
-        return st;
-    v = (yard_vector){ .dtype = t->dtype, .n = spec->shape[0], .data = t->data };
-    if (t->dtype != YARD_F32)
+    if (!st && v.dtype != YARD_F32)
         st = convert_to_f32(b, &v);
     if (!st)
         *bias = v.data;
@@ -221,7 +232,7 @@ static yard_status bind_tensor(void *ctx, const yard_tensor_spec *spec)
     char *place = NULL;
     yard_status st;
 
-    if (is_elsewhere(b, spec))
+    if (spec->part[0].n == 0) /* another rank's: checked as the own ones are, and not read */
         return take_matrix(b, &unused, spec);
     st = find_place(b, spec, &place);
     if (st)
@@ -250,7 +261,7 @@ static yard_status bind_all(binder *b)
     w->n_mtp = c->n_mtp;
     for (uint32_t i = 0; i < c->n_layers + c->n_mtp; i++)
         layer_of(w, i)->is_moe = i >= c->n_dense_layers;
-    st = yard_tensor_walk(c, bind_tensor, b);
+    st = yard_tensor_walk(c, &b->share, bind_tensor, b);
     if (!st && c->tied_embedding)
         w->head = w->embed;
     return st;
@@ -272,7 +283,7 @@ static yard_status check_surplus(const binder *b)
 
     for (uint32_t i = 0; i < yard_checkpoint_tensor_count(b->w->ckpt); i++) {
         const yard_tensor *t = yard_checkpoint_tensor(b->w->ckpt, i);
-        if (b->role[i] != YARD_ROLE_UNREAD || is_derived(t->name))
+        if (b->use[i].role != YARD_ROLE_UNREAD || is_derived(t->name))
             continue;
         if (n++ == 0)
             first = t;
@@ -300,8 +311,8 @@ yard_status yard_weights_load(yard_weights **out, const char *dir, const yard_mo
     st = yard_checkpoint_open(&b.w->ckpt, dir, notify, err);
     if (st)
         goto out;
-    b.role = calloc((size_t)yard_checkpoint_tensor_count(b.w->ckpt) + 1, sizeof(*b.role));
-    if (!b.role) {
+    b.use = calloc((size_t)yard_checkpoint_tensor_count(b.w->ckpt) + 1, sizeof(*b.use));
+    if (!b.use) {
         st = yard_fail(err, YARD_ENOMEM, "weights: no memory for %u tensors",
                        yard_checkpoint_tensor_count(b.w->ckpt));
         goto out;
@@ -310,13 +321,13 @@ yard_status yard_weights_load(yard_weights **out, const char *dir, const yard_mo
     if (!st)
         st = check_surplus(&b);
     if (!st)
-        st = yard_weights_scan(b.w->ckpt, b.role, n_threads, notify, err);
+        st = yard_weights_scan(b.w->ckpt, b.use, n_threads, notify, err);
     if (st)
         goto out;
     *out = b.w;
     b.w = NULL;
 out:
-    free(b.role);
+    free(b.use);
     yard_weights_free(b.w);
     return st;
 }

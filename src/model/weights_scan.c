@@ -12,9 +12,8 @@ enum { CHUNK_BYTES = 1 << 20, BATCH_CHUNKS = 256 };
 typedef struct chunk {
     const yard_tensor *tensor;
     bool scales;
-    uint64_t first; /* element */
-    size_t n;       /* elements */
-    uint64_t bad;   /* out: first bad element of the tensor, or NONE */
+    yard_span rows, cols;
+    uint64_t bad; /* out: first bad element of the tensor, or NONE */
 } chunk;
 
 /* A value is not finite when its exponent bits are all ones (in e4m3: all bits but the sign).
@@ -87,17 +86,36 @@ static uint64_t find_bad_scale(const uint8_t *bytes, size_t n)
     return NONE;
 }
 
+static uint64_t row_length(const yard_tensor *t)
+{
+    return t->n_dims ? t->shape[t->n_dims - 1] : 1;
+}
+
+/* Index in the tensor of the first bad one of n elements from first on, or NONE. */
+static uint64_t scan_elements(const chunk *c, uint64_t first, size_t n)
+{
+    const yard_dtype dtype = c->tensor->dtype;
+    const size_t width = yard_dtype_bytes(dtype);
+    const uint8_t *bytes = (const uint8_t *)c->tensor->data + first * width;
+    const uint64_t bad =
+        c->scales ? find_bad_scale(bytes, n) : find_bad_value(bytes, n * width, dtype);
+
+    return bad == NONE ? NONE : first + bad;
+}
+
 static void scan_chunk(void *ctx, uint32_t task_idx, uint32_t thread_idx)
 {
     chunk *c = (chunk *)ctx + task_idx;
-    const yard_dtype dtype = c->tensor->dtype;
-    const size_t width = yard_dtype_bytes(dtype);
-    const uint8_t *bytes = (const uint8_t *)c->tensor->data + c->first * width;
+    const uint64_t length = row_length(c->tensor), first = c->rows.first * length + c->cols.first;
 
     (void)thread_idx;
-    c->bad = c->scales ? find_bad_scale(bytes, c->n) : find_bad_value(bytes, c->n * width, dtype);
-    if (c->bad != NONE)
-        c->bad += c->first;
+    c->bad = NONE;
+    if (c->cols.n == length) {
+        c->bad = scan_elements(c, first, c->rows.n * length);
+        return;
+    }
+    for (uint32_t i = 0; i < c->rows.n && c->bad == NONE; i++)
+        c->bad = scan_elements(c, first + i * length, c->cols.n);
 }
 
 static float value_at(const yard_tensor *t, uint64_t i)
@@ -120,7 +138,7 @@ static float value_at(const yard_tensor *t, uint64_t i)
 static yard_status report_bad(const chunk *c, yard_error *err)
 {
     const yard_tensor *t = c->tensor;
-    const uint64_t n_cols = t->n_dims ? t->shape[t->n_dims - 1] : 1;
+    const uint64_t n_cols = row_length(t);
     const unsigned long long row = c->bad / n_cols, col = c->bad % n_cols;
     const float value = value_at(t, c->bad);
     char found[32] = "NaN"; /* printf may give it a sign */
@@ -140,14 +158,15 @@ static yard_status report_bad(const chunk *c, yard_error *err)
 /* Where the scan stands. */
 typedef struct cursor {
     const yard_checkpoint *ckpt;
-    const uint8_t *role;
+    const yard_tensor_use *use;
     uint32_t tensor_idx;
-    uint64_t element;
+    uint32_t n_rows; /* done of the tensor */
 } cursor;
 
-static bool is_read(uint8_t role)
+static uint64_t row_bytes(const cursor *at, uint32_t tensor_idx)
 {
-    return role == YARD_ROLE_VALUES || role == YARD_ROLE_SCALES;
+    return (uint64_t)at->use[tensor_idx].cols.n *
+           yard_dtype_bytes(yard_checkpoint_tensor(at->ckpt, tensor_idx)->dtype);
 }
 
 /* The next chunks in the order of the files, at most BATCH_CHUNKS. */
@@ -156,22 +175,24 @@ static uint32_t cut_batch(cursor *at, chunk *chunks, uint64_t *n_bytes)
     uint32_t n = 0;
 
     while (n < BATCH_CHUNKS && at->tensor_idx < yard_checkpoint_tensor_count(at->ckpt)) {
-        const yard_tensor *t = yard_checkpoint_tensor(at->ckpt, at->tensor_idx);
-        const size_t width = yard_dtype_bytes(t->dtype);
-        const uint64_t left = t->n_bytes / width - at->element;
-        const size_t most = CHUNK_BYTES / width;
-        const uint8_t role = at->role[at->tensor_idx];
-        if (!is_read(role) || left == 0) {
+        const yard_tensor_use *use = &at->use[at->tensor_idx];
+        const uint32_t left = use->rows.n - at->n_rows;
+        uint64_t most;
+
+        if (left == 0 || use->cols.n == 0) {
             at->tensor_idx++;
-            at->element = 0;
+            at->n_rows = 0;
             continue;
         }
-        chunks[n] = (chunk){ .tensor = t,
-                             .scales = role == YARD_ROLE_SCALES,
-                             .first = at->element,
-                             .n = left < most ? (size_t)left : most };
-        at->element += chunks[n].n;
-        *n_bytes += chunks[n].n * width;
+        most = CHUNK_BYTES / row_bytes(at, at->tensor_idx);
+        most = most == 0 ? 1 : most;
+        chunks[n] =
+            (chunk){ .tensor = yard_checkpoint_tensor(at->ckpt, at->tensor_idx),
+                     .scales = use->role == YARD_ROLE_SCALES,
+                     .rows = { use->rows.first + at->n_rows, left < most ? left : (uint32_t)most },
+                     .cols = use->cols };
+        at->n_rows += chunks[n].rows.n;
+        *n_bytes += chunks[n].rows.n * row_bytes(at, at->tensor_idx);
         n++;
     }
     return n;
@@ -184,8 +205,7 @@ static yard_status scan_all(cursor *at, yard_pool *pool, const yard_notify *noti
     uint32_t n;
 
     for (uint32_t i = 0; i < yard_checkpoint_tensor_count(at->ckpt); i++)
-        if (is_read(at->role[i]))
-            total_bytes += yard_checkpoint_tensor(at->ckpt, i)->n_bytes;
+        total_bytes += at->use[i].rows.n * row_bytes(at, i);
     while ((n = cut_batch(at, chunks, &done_bytes)) > 0) {
         yard_pool_run(pool, scan_chunk, chunks, n);
         for (uint32_t i = 0; i < n; i++)
@@ -196,10 +216,10 @@ static yard_status scan_all(cursor *at, yard_pool *pool, const yard_notify *noti
     return YARD_OK;
 }
 
-yard_status yard_weights_scan(const yard_checkpoint *ckpt, const uint8_t *role, uint32_t n_threads,
-                              const yard_notify *notify, yard_error *err)
+yard_status yard_weights_scan(const yard_checkpoint *ckpt, const yard_tensor_use *use,
+                              uint32_t n_threads, const yard_notify *notify, yard_error *err)
 {
-    cursor at = { .ckpt = ckpt, .role = role };
+    cursor at = { .ckpt = ckpt, .use = use };
     yard_pool *pool = NULL;
     yard_status st = yard_pool_create(&pool, n_threads, err);
 

@@ -27,8 +27,8 @@ typedef struct yard_matrix {
     const float *scale;  /* [.., scale_ld] of the stored tensor; NULL unless FP8 */
     uint32_t scale_ld;   /* scales in one row of blocks */
     uint32_t block_rows; /* rows of one block; columns are always YARD_GROUP */
-    uint32_t row0,
-        col0; /* first row and column of the slice in the stored tensor; col0 % 128 == 0 */
+    uint32_t row0, col0; /* first row and column of the slice in the stored tensor; col0 % 128 == 0,
+                            or the slice ends in the group of columns where it begins */
 } yard_matrix;
 
 /* Activations [rows, cols], row-major and dense (ld elements a row). dtype F32, BF16, or FP8 with

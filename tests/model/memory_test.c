@@ -206,13 +206,34 @@ static void layouts_that_cannot_be(void **state)
     assert_int_equal(yard_model_rank_memory(&c, (yard_layout){ 4, 1, 4 }, 0, &m, &err), YARD_OK);
 }
 
+/* Four heads of 64: with TP 4 two ranks would share a group of 128 and its scale. */
+static void cut_groups(void **state)
+{
+    const yard_layout l = { 4, 1, 4 };
+    yard_model_config c;
+    yard_error err = { 0 };
+
+    (void)state;
+    assert_int_equal(yard_model_config_load(&c, "models/demo", NULL, NULL), YARD_OK);
+    assert_int_equal(yard_layout_check(&c, l, true, &err), YARD_OK);
+    assert_int_equal(yard_layout_check(&c, l, false, &err), YARD_EINVAL);
+    assert_string_equal(err.message,
+                        "layout EP 4, DP 1, TP 4: TP 4 cuts the attention outputs, 4 heads of 64, "
+                        "inside a group of 128 that has one scale (exact mode can); nearest: EP 4, "
+                        "DP 2, TP 2");
+    c.v_dims = 96; /* the second slice would lie in two groups */
+    assert_int_equal(yard_layout_check(&c, l, true, &err), YARD_EINVAL);
+    c.fp8 = false; /* no groups */
+    assert_int_equal(yard_layout_check(&c, l, false, &err), YARD_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(deepseek_v3_counts),     cmocka_unit_test(other_models),
         cmocka_unit_test(deepseek_v3_ranks),      cmocka_unit_test(demo_bytes),
         cmocka_unit_test(uneven_dense_blocks),    cmocka_unit_test(sixteen_bit_checkpoints),
-        cmocka_unit_test(layouts_that_cannot_be),
+        cmocka_unit_test(layouts_that_cannot_be), cmocka_unit_test(cut_groups),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,7 +30,7 @@ typedef struct ranks_prompt {
 
 typedef struct ranks_case {
     yard_layout layout;
-    bool exact;
+    bool exact, draft;   /* draft: the MTP module runs after each step */
     uint32_t max_tokens; /* rows of a step */
     uint32_t n_slots;    /* sequences at once */
     uint32_t n_prompts, n_new;
@@ -151,6 +151,7 @@ static inline yard_model *ranks_create(const ranks_case *c, const yard_fabric_co
 {
     enum { PAGES = RANKS_MAX_LENGTH / YARD_PAGE_TOKENS };
     yard_model_options options = { .exact = c->exact,
+                                   .mtp = true,
                                    .n_threads = 1,
                                    .max_tokens = c->max_tokens,
                                    .max_seqs = c->n_slots,
@@ -251,26 +252,56 @@ static inline void ranks_read(ranks_driver *d, yard_model *model, uint64_t *hash
     }
 }
 
+/* After ranks_read(): drafts of all rows, prompt_of the slots when they were planned. */
+static inline yard_status ranks_draft(ranks_driver *d, yard_model *model, const uint32_t *prompt_of,
+                                      uint64_t *hash, yard_error *err)
+{
+    int32_t next[RANKS_MAX_LENGTH], row = 0;
+    yard_status st;
+
+    for (uint32_t s = 0; s < d->c->n_slots; s++)
+        for (uint32_t i = 0; i < d->n_rows[s]; i++)
+            next[row++] = d->slot[s].ids[d->slot[s].n_cached - d->n_rows[s] + i + 1];
+    st = yard_model_draft(model, d->c->schedule, next, row, err);
+    row = 0;
+    for (uint32_t s = 0; s < d->c->n_slots; s++)
+        for (uint32_t i = 0; i < d->n_rows[s]; i++, row++)
+            if ((d->slot[s].n_cached - d->n_rows[s] + i) % 8 == 0)
+                hash[prompt_of[s]] = ranks_hash(hash[prompt_of[s]],
+                                                yard_model_logits(model, &row, 1), 4 * RANKS_VOCAB);
+    return st;
+}
+
 static inline void ranks_run_rank(const yard_fabric_config *config, void *ctx)
 {
     const ranks_case *c = ctx;
     const uint32_t n_steps = ranks_count_steps(c), group = config->rank / c->layout.tp;
     ranks_driver d = ranks_driver_of(c, group);
-    uint64_t hash[RANKS_PROMPTS] = { 0 };
+    uint64_t hash[RANKS_PROMPTS] = { 0 }, draft_hash[RANKS_PROMPTS] = { 0 };
     yard_fabric *fabric = NULL;
     yard_model *model = ranks_create(c, config, &fabric);
     yard_error err = { 0 };
 
     for (uint32_t i = 0; i < n_steps; i++) {
+        uint32_t prompt_of[8];
+        yard_status st;
+
         ranks_plan(&d);
+        for (uint32_t s = 0; s < 8; s++)
+            prompt_of[s] = d.slot[s].prompt;
         ranks_fill(&d, yard_model_step(model));
-        if (yard_model_forward(model, c->schedule, &err) != YARD_OK) {
+        st = yard_model_forward(model, c->schedule, &err);
+        if (st == YARD_OK)
+            ranks_read(&d, model, hash);
+        if (st == YARD_OK && c->draft)
+            st = ranks_draft(&d, model, prompt_of, draft_hash, &err);
+        if (st != YARD_OK) {
             fprintf(stderr, "rank %u, step %u: %s\n", config->rank, i, err.message);
             _exit(1);
         }
-        ranks_read(&d, model, hash);
     }
     for (uint32_t p = group; p < c->n_prompts; p += c->layout.dp) {
+        hash[p] ^= draft_hash[p] * 3;
         if (c->is_reference)
             c->hash[p] = hash[p];
         else if (!c->exact && hash[p] != c->hash[p]) {
@@ -282,9 +313,14 @@ static inline void ranks_run_rank(const yard_fabric_config *config, void *ctx)
     yard_fabric_destroy(fabric);
 }
 
+static inline void ranks_run_as(ranks_case *c, test_rank_fn fn)
+{
+    test_run(c->layout.ep, fn, c);
+}
+
 static inline void ranks_run(ranks_case *c)
 {
-    test_run(c->layout.ep, ranks_run_rank, c);
+    ranks_run_as(c, ranks_run_rank);
 }
 
 #endif

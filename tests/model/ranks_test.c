@@ -19,10 +19,11 @@ static ranks_case base_case(yard_layout layout, bool exact)
 static void exact_ids_are_golden(void **state)
 {
     (void)state;
-    for (uint32_t ep = 1; ep <= 8; ep *= 2) {
-        ranks_case c = base_case((yard_layout){ ep, ep, 1 }, true);
-        ranks_run(&c);
-    }
+    for (uint32_t ep = 1; ep <= 8; ep *= 2)
+        for (uint32_t tp = 1; tp <= ep && tp <= 4; tp *= 2) {
+            ranks_case c = base_case((yard_layout){ ep, ep / tp, tp }, true);
+            ranks_run(&c);
+        }
 }
 
 /* Bit for bit: over EP, batch, chunks, schedules. */
@@ -45,6 +46,7 @@ static void quantised_logits_are_those_of_one_rank(void **state)
 
     (void)state;
     c.n_prompts = 6;
+    c.draft = true;
     c.is_reference = true;
     ranks_run(&c);
     c.is_reference = false;
@@ -57,11 +59,71 @@ static void quantised_logits_are_those_of_one_rank(void **state)
     }
 }
 
+/* Refused before anything is loaded, on every rank alike. */
+static void refuse_to_cross_nodes(const yard_fabric_config *base, void *ctx)
+{
+    yard_fabric_config config = *base;
+    const yard_layout layout = { 6, 2, 3 };
+    yard_error err = { 0 };
+    yard_fabric *fabric;
+
+    (void)ctx;
+    config.ranks_per_node = 2;
+    fabric = test_create(&config);
+    CHECK(yard_layout_check_nodes((yard_layout){ 6, 3, 2 }, fabric, &err) == YARD_OK);
+    CHECK(yard_layout_check_nodes(layout, fabric, &err) == YARD_EINVAL);
+    CHECK_TEXT(err.message, "layout EP 6, DP 2, TP 3: an instance would lie on two nodes; nearest: "
+                            "EP 6, DP 6, TP 1");
+    yard_fabric_destroy(fabric);
+}
+
+static void instances_stay_on_a_node(void **state)
+{
+    (void)state;
+    test_run(6, refuse_to_cross_nodes, NULL);
+}
+
+/* A rank that stops is named, with layer and stage, by those who wait. */
+static void lose_a_rank(const yard_fabric_config *config, void *ctx)
+{
+    ranks_case *c = ctx;
+    yard_fabric *fabric = NULL;
+    yard_model *model = ranks_create(c, config, &fabric);
+    yard_step *step = yard_model_step(model);
+    yard_error err = { 0 };
+    yard_status st;
+
+    step->n_tokens = 0;
+    CHECK(yard_model_forward(model, c->schedule, &err) == YARD_OK);
+    if (config->rank == 1)
+        _exit(0);
+    st = yard_model_forward(model, c->schedule, &err);
+    CHECK(st == YARD_EPEER);
+    CHECK_TEXT(err.message, "layer 1, stage ");
+    CHECK_TEXT(err.message, "rank 1");
+    CHECK(yard_model_forward(model, c->schedule, &err) == YARD_EPEER);
+    CHECK(yard_model_draft(model, c->schedule, NULL, 0, &err) == YARD_EPEER);
+    yard_model_destroy(model);
+    yard_fabric_destroy(fabric);
+}
+
+static void a_lost_rank_ends_the_step(void **state)
+{
+    ranks_case c = base_case((yard_layout){ 4, 2, 2 }, true);
+
+    (void)state;
+    ranks_run_as(&c, lose_a_rank);
+    c.schedule = &yard_schedule_micro_batch;
+    ranks_run_as(&c, lose_a_rank);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exact_ids_are_golden),
         cmocka_unit_test(quantised_logits_are_those_of_one_rank),
+        cmocka_unit_test(instances_stay_on_a_node),
+        cmocka_unit_test(a_lost_rank_ends_the_step),
     };
 
     shared_hash = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
