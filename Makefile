@@ -68,6 +68,8 @@ tidy: all ## static analysis with clang-tidy
 	@tools/check_tidy.sh $(BUILD)
 
 oracle: ## compute the reference values again with PyTorch and transformers (GPU machine)
+	@$${PYTHON:-python3} -B tools/families/oracle.py tests/golden/families build/oracle/families
+	@echo "oracle: compare with: diff -r tests/golden/families build/oracle/families"
 	@tools/demo-model/oracle.sh
 
 gpu-test: ## build the CUDA tests and run them, if there are nvcc and a GPU
