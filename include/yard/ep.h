@@ -19,6 +19,8 @@
  * Shapes, capacities and alignment depend on the config only, which is equal on all ranks. The same
  * inputs give the same bits at any timing.
  *
+ * Threads: one at a time in all calls of a group, its rounds included; groups are independent.
+ *
  * Errors are sticky: when a call reports a lost peer or a passed deadline, every later call on the
  * group returns the same status at once; destroy the group and create a new one. */
 #ifndef YARD_EP_H
@@ -77,9 +79,13 @@ typedef struct yard_ep_config {
     yard_ep_layout layout;  /* default expert-major */
     bool ue8m0;             /* quantisation scales are rounded up to powers of two */
     uint64_t timeout_us;    /* of every receive; default 5 s */
-    yard_fabric *fabric;    /* borrowed; NULL: the group makes its own from fabric_config */
-    const yard_fabric_config *fabric_config; /* NULL: from the environment. heap_bytes, config_hash
-                                                and config_text are filled in by the library */
+    yard_fabric *fabric; /* borrowed; its heap holds the group's heap_bytes from heap_at on. NULL:
+                            the group makes its own from fabric_config */
+    const yard_fabric_config *fabric_config; /* NULL: from the environment, and one rank where that
+                                                says nothing. With n_ranks 0 the environment gives
+                                                rank, n_ranks and rendezvous, the config the rest.
+                                                heap_bytes, config_hash, config_text and timeout_us
+                                                are filled in by the library */
     bool node_copies; /* dispatch sends a row once to each other node that has experts of its token,
                          whose ranks all read it there, instead of once per rank. Wants ranks of a
                          node to share memory (transport shm or shm+tcp) where there are several
@@ -89,7 +95,8 @@ typedef struct yard_ep_config {
                                rank, and on ranks whose memory is shared (shm, shm+tcp). Costs heap,
                                see yard_ep_capacity_of(). Default false */
     uint64_t heap_at; /* of a borrowed fabric: where the group's part of the heap begins, zeroed and
-                         used by nobody else; a multiple of 64, equal on all ranks. Default 0 */
+                         used by nobody else, no group before included; a multiple of 64, equal on
+                         all ranks. Default 0 */
 } yard_ep_config;
 
 #define YARD_EP_CONFIG_INIT                                                                        \
@@ -110,6 +117,7 @@ typedef struct yard_ep_capacity {
 } yard_ep_capacity;
 
 /* Bytes of heap, all terms rounded up to 64 (R = n_ranks, T = max_tokens, k = top_k):
+ *   once:       R * 8 + 8 + R * 384                  comparing the ranks' configs
  *   per round:  R * header(T)                        headers of dispatch, one per source rank
  *             + dp * T * dispatch_row                rows of dispatch
  *             + T * k * combine_row                  rows of combine
@@ -125,7 +133,7 @@ YARD_API yard_status yard_ep_capacity_of(const yard_ep_config *config, uint32_t 
                                          yard_ep_capacity *out, yard_error *err);
 
 /* Collective. On success the caller owns *out. Errors: YARD_EINVAL (a field, or another value on
- * another rank: both are shown), those of yard_fabric_create(). */
+ * another rank: both are shown, on all ranks), those of yard_fabric_create(). */
 YARD_API yard_status yard_ep_create(yard_ep **out, const yard_ep_config *config, yard_error *err);
 /* Not collective; rounds end with it. NULL is fine. */
 YARD_API void yard_ep_destroy(yard_ep *ep);

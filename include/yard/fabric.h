@@ -46,7 +46,8 @@ typedef struct yard_fabric_config {
                                NULL: the rendezvous string itself */
     const char *bind_host;  /* address other nodes reach this rank at; default 127.0.0.1 */
     uint64_t config_hash;   /* hash of what the caller needs equal on all ranks; 0: nothing */
-    const char *config_text;   /* the same for people; shown for both ranks when hashes differ */
+    const char *config_text;   /* the same for people, as "name value, name value"; when hashes
+                                  differ, the items that do are shown for both ranks */
     uint64_t start_timeout_us; /* each start stage; default 60 s */
     uint64_t timeout_us;       /* default deadline of waits, for callers; default 5 s */
     bool force_network;        /* treat every rank as its own node (tests) */

@@ -4,7 +4,11 @@
 
 #include "ep/ep_impl.h"
 
-enum { ALIGN = 64, MAX_RANKS = 4096 };
+enum {
+    ALIGN = 64,
+    MAX_RANKS = 4096,
+    TELL_US = 2000000 /* a rank that fails alone lets the others know within */
+};
 
 size_t yard_ep_align(size_t n)
 {
@@ -88,6 +92,13 @@ static yard_status check_ranks(const yard_ep_config *c, uint32_t n_ranks, yard_e
     return YARD_OK;
 }
 
+static yard_status check_config(const yard_ep_config *c, uint32_t n_ranks, yard_error *err)
+{
+    const yard_status st = check_fields(c, err);
+
+    return st == YARD_OK ? check_ranks(c, n_ranks, err) : st;
+}
+
 static size_t dtype_bytes(yard_ep_dtype dtype)
 {
     return dtype == YARD_EP_F32 ? 4 : dtype == YARD_EP_BF16 ? 2 : 1;
@@ -156,7 +167,7 @@ static void lay_out_round(const yard_ep *ep, bool copies, yard_sym *at, round_he
 
 static size_t heap_bytes(const yard_ep *ep, bool copies)
 {
-    yard_sym at = 0;
+    yard_sym at = yard_ep_agree_bytes(ep->n_ranks);
     round_heap unused;
 
     for (uint32_t i = 0; i < ep->config.n_rounds; i++)
@@ -186,38 +197,45 @@ yard_status yard_ep_capacity_of(const yard_ep_config *config, uint32_t n_ranks,
 
 /* ---- creation ---------------------------------------------------------------------------- */
 
-static void describe_config(const yard_ep_config *c, char *text, size_t n_bytes)
+static yard_status borrow_fabric(yard_ep *ep, yard_error *err)
 {
-    snprintf(text, n_bytes,
-             "experts %u, top_k %u, hidden %u, max_tokens %u, tp %u, rounds %u, align %u, dispatch "
-             "%d, combine %d, input %d, output %d, mode %d, layout %d, ue8m0 %d, node_copies %d, "
-             "in_place %d",
-             c->n_experts, c->top_k, c->hidden, c->max_tokens, c->tp, c->n_rounds, c->row_align,
-             c->dispatch, c->combine, c->input, c->output, c->mode, c->layout, c->ue8m0,
-             c->node_copies, c->expert_y_in_place);
+    const uint64_t has = yard_fabric_heap_bytes(ep->config.fabric), at = ep->config.heap_at;
+    const uint32_t n_ranks = yard_fabric_size(ep->config.fabric);
+    yard_status st;
+
+    ep->fabric = ep->config.fabric;
+    if (at % ALIGN != 0 || at > has || yard_ep_agree_bytes(n_ranks) > has - at)
+        return yard_fail(err, YARD_EINVAL,
+                         "ep config: heap_at: want a multiple of %d in the fabric's heap of %llu "
+                         "bytes, got %llu",
+                         ALIGN, (unsigned long long)has, (unsigned long long)at);
+    st = yard_ep_agree(ep, err);
+    return st == YARD_OK ? check_config(&ep->config, n_ranks, err) : st;
 }
 
-static uint64_t hash_bytes(uint64_t hash, const void *data, size_t n_bytes)
+/* This rank refuses its own config. If the others' are different, they hear of it here and do not
+ * wait until their deadline for a rank that never comes. */
+static void tell_others(yard_fabric_config config)
 {
-    const uint8_t *bytes = data;
+    yard_fabric *f = NULL;
 
-    for (size_t i = 0; i < n_bytes; i++) /* FNV-1a */
-        hash = (hash ^ bytes[i]) * 0x100000001b3u;
-    return hash;
+    config.heap_bytes = ALIGN;
+    config.notice = NULL;
+    if (config.start_timeout_us > TELL_US)
+        config.start_timeout_us = TELL_US;
+    if (config.n_ranks > 1)
+        yard_fabric_create(&f, &config, NULL);
+    yard_fabric_destroy(f);
 }
 
-static yard_status open_fabric(yard_ep *ep, yard_error *err)
+static yard_status make_fabric(yard_ep *ep, yard_error *err)
 {
     const yard_ep_config *c = &ep->config;
     yard_fabric_config config = YARD_FABRIC_CONFIG_INIT;
     yard_fabric_env env;
-    char text[256];
+    ep_signature signature;
     yard_status st = YARD_OK;
 
-    if (c->fabric) {
-        ep->fabric = c->fabric;
-        return YARD_OK;
-    }
     if (c->fabric_config)
         st = yard_fabric_config_read(&config, c->fabric_config, err);
     if (st == YARD_OK && config.n_ranks == 0)
@@ -226,13 +244,15 @@ static yard_status open_fabric(yard_ep *ep, yard_error *err)
         return st;
     if (config.n_ranks == 0)
         config.n_ranks = 1;
-    st = check_ranks(c, config.n_ranks, err);
-    if (st != YARD_OK)
-        return st;
-    describe_config(c, text, sizeof(text));
-    config.config_text = text;
-    config.config_hash = hash_bytes(0xcbf29ce484222325u, text, strlen(text));
+    yard_ep_sign(c, &signature);
+    config.config_text = signature.text;
+    config.config_hash = signature.hash;
     config.timeout_us = c->timeout_us;
+    st = check_config(c, config.n_ranks, err);
+    if (st != YARD_OK) {
+        tell_others(config);
+        return st;
+    }
     derive(ep, config.rank, config.n_ranks);
     config.heap_bytes = heap_bytes(ep, false);
     ep->owns_fabric = true;
@@ -273,7 +293,7 @@ static void lay_out_memory(yard_ep *ep, yard_arena *arena)
 static yard_status allocate(yard_ep *ep, yard_error *err)
 {
     yard_arena arena = { 0 };
-    yard_sym at = ep->config.heap_at;
+    yard_sym at = ep->config.heap_at + yard_ep_agree_bytes(ep->n_ranks);
 
     lay_out_memory(ep, &arena);
     arena.size_bytes = arena.used_bytes;
@@ -341,9 +361,6 @@ static yard_status check_heap(const yard_ep *ep, yard_error *err)
     const uint64_t has = yard_fabric_heap_bytes(ep->fabric), at = ep->config.heap_at;
     const size_t want = heap_bytes(ep, yard_fabric_copies(ep->fabric));
 
-    if (at % ALIGN != 0)
-        return yard_fail(err, YARD_EINVAL, "ep config: heap_at: want a multiple of %d, got %llu",
-                         ALIGN, (unsigned long long)at);
     if (at > has || want > has - at)
         return yard_fail(err, YARD_EINVAL,
                          "ep: want a heap of %zu bytes from %llu on, the fabric's has %llu", want,
@@ -354,10 +371,8 @@ static yard_status check_heap(const yard_ep *ep, yard_error *err)
 static yard_status start(yard_ep *ep, yard_error *err)
 {
     const char *reason = "";
-    yard_status st = open_fabric(ep, err);
+    yard_status st = ep->config.fabric ? borrow_fabric(ep, err) : make_fabric(ep, err);
 
-    if (st == YARD_OK)
-        st = check_ranks(&ep->config, yard_fabric_size(ep->fabric), err);
     if (st != YARD_OK)
         return st;
     derive(ep, yard_fabric_rank(ep->fabric), yard_fabric_size(ep->fabric));
@@ -385,8 +400,6 @@ yard_status yard_ep_create(yard_ep **out, const yard_ep_config *config, yard_err
     if (!ep)
         return yard_fail(err, YARD_ENOMEM, "ep: %zu bytes", sizeof(*ep));
     st = read_config(&ep->config, config, err);
-    if (st == YARD_OK)
-        st = check_fields(&ep->config, err);
     if (st == YARD_OK)
         st = start(ep, err);
     if (st != YARD_OK) {

@@ -158,6 +158,21 @@ struct yard_ep {
 
 size_t yard_ep_align(size_t n); /* up to 64 */
 
+/* What all ranks need equal, for comparison and for people. */
+typedef struct ep_signature {
+    uint64_t hash;
+    char text[376]; /* "name value, name value" */
+} ep_signature;
+
+/* The values need not be valid. */
+void yard_ep_sign(const yard_ep_config *c, ep_signature *out);
+
+/* Collective over ep->fabric, which is borrowed: compares the ranks' configs by means of the first
+ * yard_ep_agree_bytes() of the group's heap, which nothing else uses. Errors: YARD_EINVAL (a
+ * difference, a heap that had a group before), those of waits. */
+yard_status yard_ep_agree(const yard_ep *ep, yard_error *err);
+size_t yard_ep_agree_bytes(uint32_t n_ranks);
+
 static inline uint32_t ep_rank_of(const yard_ep *ep, int32_t expert)
 {
     return (uint32_t)expert / ep->n_local;

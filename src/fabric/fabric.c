@@ -67,6 +67,11 @@ yard_deadline yard_fabric_deadline(const yard_fabric *f, uint64_t timeout_us)
     return now + timeout_us < now ? UINT64_MAX : now + timeout_us;
 }
 
+yard_deadline yard_fabric_start_deadline(const yard_fabric *f)
+{
+    return yard_fabric_deadline(f, f->config.start_timeout_us);
+}
+
 /* ---- put and signal ---------------------------------------------------------------- */
 
 static yard_status check_peer(yard_fabric *f, uint32_t peer)

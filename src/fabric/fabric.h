@@ -53,6 +53,20 @@ yard_status yard_fabric_config_read(yard_fabric_config *out, const yard_fabric_c
 yard_status yard_fabric_create_for(yard_fabric **out, const yard_fabric_config *config,
                                    size_t copying_heap_bytes, yard_error *err);
 
+/* What the caller of a rank needs equal on all ranks: as config_hash and config_text. */
+typedef struct yard_rank_config {
+    uint32_t rank;
+    uint64_t hash;
+    const char *text;
+} yard_rank_config;
+
+/* YARD_EINVAL that names what differs between two ranks, both values. */
+yard_status yard_fabric_config_differs(const yard_rank_config *a, const yard_rank_config *b,
+                                       yard_error *err);
+
+/* A deadline config.start_timeout_us from now, for what callers exchange while they start. */
+yard_deadline yard_fabric_start_deadline(const yard_fabric *fabric);
+
 /* A fabric over a transport that is not in the table (tests: simulated networks). heap is
  * heap_bytes of zeroed memory, 64-byte aligned, owned by the transport. ops->open is not called;
  * its close, wake and sleep may be NULL (a wait then yields). Waits do not spin before ops->sleep,

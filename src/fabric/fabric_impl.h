@@ -14,7 +14,7 @@ enum {
     YARD_MAX_RANKS = 4096,
     YARD_HOST_BYTES = 128,
     YARD_PEER_NAME_BYTES = 192,
-    YARD_CONFIG_TEXT_BYTES = 160, /* of both ranks they fit into one error message */
+    YARD_CONFIG_TEXT_BYTES = 400,
     YARD_JOB_ID_BYTES = 16
 };
 

@@ -10,7 +10,7 @@
 #include "fabric/star.h"
 
 enum {
-    HELLO_VERSION = 2,
+    HELLO_VERSION = 3,
     SPARE_CONNECTIONS = 64, /* for strays beside the ranks */
     BACKOFF_MIN_MS = 1,
     BACKOFF_MAX_MS = 100,
@@ -146,12 +146,10 @@ static yard_status listen_for_peers(yard_fabric *f, yard_error *err)
 
 static yard_status check_config_hash(const hello *mine, const hello *theirs, yard_error *why)
 {
-    if (mine->config_hash == theirs->config_hash)
-        return YARD_OK;
-    return yard_fail(why, YARD_EINVAL,
-                     "fabric: config: rank %u has '%s' (hash %llx), rank %u has '%s' (hash %llx)",
-                     mine->rank, mine->config_text, (unsigned long long)mine->config_hash,
-                     theirs->rank, theirs->config_text, (unsigned long long)theirs->config_hash);
+    const yard_rank_config a = { mine->rank, mine->config_hash, mine->config_text };
+    const yard_rank_config b = { theirs->rank, theirs->config_hash, theirs->config_text };
+
+    return a.hash == b.hash ? YARD_OK : yard_fabric_config_differs(&a, &b, why);
 }
 
 static yard_status check_transport(const hello *mine, const hello *theirs, yard_error *why)

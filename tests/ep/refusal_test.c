@@ -151,6 +151,7 @@ static void uninitialised_configs_are_refused(void **state)
 
 /* ---- several ranks ----------------------------------------------------------------------- */
 
+/* What differs is named, on all ranks, in one line. */
 static void run_mismatch(const yard_fabric_config *config, void *ctx)
 {
     yard_ep_config c = tiny_config();
@@ -159,18 +160,106 @@ static void run_mismatch(const yard_fabric_config *config, void *ctx)
     yard_ep *ep = NULL;
 
     (void)ctx;
-    c.hidden = config->rank == 1 ? 64 : 32;
+    if (config->rank == 1) {
+        c.hidden = 64;
+        c.layout = YARD_EP_FLAT;
+    }
     c.fabric_config = &fabric;
     CHECK(yard_ep_create(&ep, &c, &err) == YARD_EINVAL);
     CHECK(ep == NULL);
-    CHECK_TEXT(err.message, "32");
-    CHECK_TEXT(err.message, "64");
+    CHECK_TEXT(err.message, "rank 0 has 'hidden 8, layout expert-major', rank 1 has 'hidden 64, "
+                            "layout flat'; want the same on all ranks");
+}
+
+/* A config that its own rank refuses: the others hear of it, too, whoever comes first. */
+static void run_odd(const yard_fabric_config *config, void *ctx)
+{
+    const uint32_t *odd_rank = ctx;
+    yard_ep_config c = tiny_config();
+    yard_fabric_config fabric = *config;
+    yard_error err = { 0 };
+    yard_ep *ep = NULL;
+
+    c.fabric_config = &fabric;
+    c.n_experts = 6;
+    if (config->rank == *odd_rank)
+        c.top_k = 33;
+    CHECK(yard_ep_create(&ep, &c, &err) == YARD_EINVAL);
+    if (config->rank == *odd_rank)
+        CHECK_TEXT(err.message, "ep config: top_k: want 1 to 32, got 33");
+    else
+        CHECK_TEXT(err.message, "top_k 33'");
 }
 
 static void differing_configs_are_refused(void **state)
 {
+    uint32_t odd_rank;
+
     (void)state;
     test_run(2, run_mismatch, NULL);
+    for (odd_rank = 0; odd_rank < 3; odd_rank++)
+        test_run(3, run_odd, &odd_rank);
+}
+
+/* ---- borrowed fabrics -------------------------------------------------------------------- */
+
+static yard_fabric *borrowed_fabric(const yard_fabric_config *config, const char *transport)
+{
+    yard_fabric_config c = *config;
+
+    c.transport = transport;
+    return test_create(&c);
+}
+
+static void run_borrowed_mismatch(const yard_fabric_config *config, void *ctx)
+{
+    yard_fabric *f = borrowed_fabric(config, ctx);
+    yard_ep_config c = tiny_config();
+    yard_error err = { 0 };
+    yard_ep *ep = NULL;
+
+    c.fabric = f;
+    c.n_experts = 6;
+    if (config->rank == 2)
+        c.max_tokens = 4;
+    CHECK(yard_ep_create(&ep, &c, &err) == YARD_EINVAL && !ep);
+    CHECK_TEXT(err.message, "rank 0 has 'max_tokens 3', rank 2 has 'max_tokens 4'");
+    test_barrier(f, 32768, 1); /* nobody leaves before all have seen it */
+    yard_fabric_destroy(f);
+}
+
+/* One part of a heap serves one group, once: its signal words have counted. */
+static void run_borrowed_twice(const yard_fabric_config *config, void *ctx)
+{
+    yard_fabric *f = borrowed_fabric(config, ctx);
+    yard_ep_config c = tiny_config();
+    yard_error err = { 0 };
+    yard_ep *a = NULL, *b = NULL, *none = NULL;
+
+    c.fabric = f;
+    CHECK(yard_ep_create(&a, &c, &err) == YARD_OK);
+    CHECK(yard_ep_create(&none, &c, &err) == YARD_EINVAL && !none);
+    CHECK_TEXT(err.message, "ep: the fabric's heap at 0 has had a group before");
+    c.heap_at = 24576;
+    CHECK(yard_ep_create(&b, &c, &err) == YARD_OK);
+    yard_ep_destroy(a);
+    c.heap_at = 0;
+    CHECK(yard_ep_create(&none, &c, &err) == YARD_EINVAL && !none);
+    c.heap_at = 65536;
+    CHECK(yard_ep_create(&none, &c, &err) == YARD_EINVAL && !none);
+    CHECK_TEXT(err.message, "heap_at: want a multiple of 64 in the fabric's heap of 65536 bytes");
+    yard_ep_destroy(b);
+    test_barrier(f, 61440, 1);
+    yard_fabric_destroy(f);
+}
+
+static void borrowed_fabrics_are_checked(void **state)
+{
+    (void)state;
+    test_run(3, run_borrowed_mismatch, "shm");
+    test_run(3, run_borrowed_mismatch, "tcp");
+    test_run(2, run_borrowed_twice, "shm");
+    test_run(2, run_borrowed_twice, "tcp");
 }
 
 int main(void)
@@ -181,6 +270,7 @@ int main(void)
         cmocka_unit_test(wrong_configs_are_refused),
         cmocka_unit_test(uninitialised_configs_are_refused),
         cmocka_unit_test(differing_configs_are_refused),
+        cmocka_unit_test(borrowed_fabrics_are_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -51,7 +51,7 @@ static void be_refused(const yard_fabric_config *config, void *ctx)
     yard_fabric_config c = *config;
 
     c.config_hash = 1;
-    c.config_text = "experts 256";
+    c.config_text = "experts 256, top_k 8, layout expert";
     if (c.rank == r->odd_rank) {
         if (r->odd.n_ranks)
             c.n_ranks = r->odd.n_ranks;
@@ -75,9 +75,16 @@ static void mismatches_are_refused(void **state)
         { 2, { .heap_bytes = 4096 }, true, "heap_bytes: 65536 on rank 0, 4096 on rank 2" },
         { 1, { .n_ranks = 4 }, true, "n_ranks: 3 on rank 0, 4 on rank 1" },
         { 1,
-          { .config_hash = 2, .config_text = "experts 128" },
+          { .config_hash = 2, .config_text = "experts 128, top_k 8, layout flat" },
           true,
-          "rank 0 has 'experts 256' (hash 1), rank 1 has 'experts 128' (hash 2)" },
+          "fabric: config: rank 0 has 'experts 256, layout expert', rank 1 has 'experts 128, "
+          "layout "
+          "flat'; want the same on all ranks" },
+        { 1,
+          { .config_hash = 2, .config_text = "experts 256, top_k 8" },
+          true,
+          "rank 0 has 'layout expert', rank 1 has ''" },
+        { 2, { .config_hash = 2 }, true, "config: hash 1 on rank 0, 2 on rank 2" },
         { 1, { .rank = 2 }, true, "rank 2 twice: pid " },
         { 2, { .transport = "shm" }, true, "rank 0 has '' provider '', rank 2 has 'shm'" },
     };
