@@ -207,14 +207,13 @@ YARD_API yard_status yard_ep_poll(yard_ep *ep);
 /* The message of the first failure; "" if there was none. Owned by the group. */
 YARD_API const char *yard_ep_error(const yard_ep *ep);
 
-/* Rows that left for other ranks since creation: what one copy per token and destination means can
- * be counted. With node_copies a row to another node counts once; a result that is read in place
- * does not count as a row. */
+/* Rows for other ranks since creation, so that what one copy per token and destination means can be
+ * counted. With node_copies a row to another node counts once. What ranks read in place, in memory
+ * that they share, is not sent; it counts apart, once for each reader. */
 typedef struct yard_ep_stats {
     uint64_t n_dispatch_rows_sent, n_combine_rows_sent, n_output_rows_sent;
-    uint64_t
-        n_wire_bytes; /* headers, rows, and lists of 4 bytes a result in place, to other ranks */
-    uint64_t n_results_in_place; /* results that other ranks read here */
+    uint64_t n_wire_bytes; /* headers, rows, and 4 bytes for each result in place */
+    uint64_t n_rows_in_place, n_results_in_place;
 } yard_ep_stats;
 YARD_API void yard_ep_get_stats(const yard_ep *ep, yard_ep_stats *out);
 

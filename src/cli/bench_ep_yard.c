@@ -188,10 +188,11 @@ static bool check_wire(const yard_bench_ep_rank *r, yard_error *err)
     const yard_side *s = r->impl;
     const uint32_t n_want = s->node_copies ? d->n_node_rows_out : d->n_rows_out;
     yard_ep_stats now;
-    uint64_t n_rows, n_results, n; /* results: as rows, or read in place */
+    uint64_t n_rows, n_results, n; /* sent, or read in place */
 
     yard_ep_get_stats(s->ep, &now);
-    n_rows = now.n_dispatch_rows_sent - s->before.n_dispatch_rows_sent;
+    n_rows = now.n_dispatch_rows_sent - s->before.n_dispatch_rows_sent + now.n_rows_in_place -
+             s->before.n_rows_in_place;
     n_results = now.n_combine_rows_sent - s->before.n_combine_rows_sent + now.n_results_in_place -
                 s->before.n_results_in_place;
     n = n_want ? n_rows / n_want : 1;

@@ -272,6 +272,7 @@ static void lay_out_memory(yard_ep *ep, yard_arena *arena)
     ep->used = yard_arena_take(arena, c->n_experts * sizeof(*ep->used));
     ep->relay_to = yard_arena_take(arena, ep->n_ranks * sizeof(*ep->relay_to));
     ep->relay_from = yard_arena_take(arena, ep->n_ranks * sizeof(*ep->relay_from));
+    ep->seen = yard_arena_take(arena, ep->n_ranks * sizeof(*ep->seen));
     ep->in_place = yard_arena_take(arena, ep->n_ranks * sizeof(*ep->in_place));
     ep->n_listed = yard_arena_take(arena, ep->n_ranks * sizeof(*ep->n_listed));
     for (uint32_t i = 0; i < c->n_rounds; i++) {
@@ -349,11 +350,12 @@ static void choose_relays(yard_ep *ep)
     }
 }
 
-/* Between ranks that see each other's heaps, and on this one itself. */
 static void choose_places(yard_ep *ep)
 {
-    for (uint32_t r = 0; ep->config.expert_y_in_place && r < ep->n_ranks; r++)
-        ep->in_place[r] = r == ep->rank || yard_fabric_view(ep->fabric, r, 0) != NULL;
+    for (uint32_t r = 0; r < ep->n_ranks; r++) {
+        ep->seen[r] = r != ep->rank && yard_fabric_view(ep->fabric, r, 0) != NULL;
+        ep->in_place[r] = ep->config.expert_y_in_place && (r == ep->rank || ep->seen[r]);
+    }
 }
 
 static yard_status check_heap(const yard_ep *ep, yard_error *err)

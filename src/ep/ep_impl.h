@@ -23,6 +23,10 @@
  * n. Staging of finished rows n is written in combine_recv n + 1, after the siblings' combine
  * headers n + 1, sent after they received rows n.
  *
+ * Rows in place. Where ranks see each other's heaps, rows of dispatch are not put: the receiver
+ * reads them in the sender's staging, once the header says that they are there. It does so in
+ * dispatch_recv, before its combine header, so (4) holds as it stands.
+ *
  * Results in place (config.expert_y_in_place). expert_y lies in the heap of the rank that made it,
  * and the owner of a token, where it sees that heap, reads it there, in combine_recv. A partial sum
  * is made over the first of its rows. What travels is the list of rows, one put for each peer,
@@ -147,6 +151,7 @@ struct yard_ep {
     uint32_t n_checked;    /* tokens checked so far */
     uint32_t *relay_to;    /* [n_ranks] whose heap this rank's rows for that rank go to */
     uint32_t *relay_from;  /* [n_ranks] whose heap that rank's rows for this rank lie in */
+    bool *seen;            /* [n_ranks] another rank whose heap is seen here, and sees this one */
     bool *in_place;        /* [n_ranks] results between that rank and this one stay in place */
     uint32_t *n_listed;    /* [n_ranks] of a list: entries written, or read, so far */
 

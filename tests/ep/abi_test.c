@@ -37,7 +37,7 @@ static void layouts(void **state)
     FIELD(yard_ep_config, heap_at, 96);
     assert_true(sizeof(yard_ep_config) >= 96);
     assert_int_equal(sizeof(yard_ep_capacity), 24);
-    assert_int_equal(sizeof(yard_ep_stats), 40);
+    assert_int_equal(sizeof(yard_ep_stats), 48);
     FIELD(yard_fabric_config, rank, 8);
     FIELD(yard_fabric_config, n_ranks, 12);
     FIELD(yard_fabric_config, heap_bytes, 16);

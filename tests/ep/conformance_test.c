@@ -60,7 +60,9 @@ static void check_counts(const case_rank *r)
             n_output += g->tp - 1;
         }
     yard_ep_get_stats(r->ep, &stats);
-    CHECK(stats.n_dispatch_rows_sent == n_dispatch);
+    CHECK(stats.n_dispatch_rows_sent + stats.n_rows_in_place == n_dispatch);
+    CHECK(!strcmp(transport(), "shm") ? stats.n_dispatch_rows_sent == 0
+                                      : stats.n_rows_in_place == 0);
     CHECK(stats.n_output_rows_sent == n_output);
 }
 

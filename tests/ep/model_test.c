@@ -141,8 +141,11 @@ static void read_all(model *m, const state *s, uint32_t rank, bool dispatch)
             continue;
         if (dispatch)
             read_place(m, s, HEADER, rank, from);
-        if (dispatch && has_rows(m, from, rank))
+        if (dispatch && has_rows(m, from, rank)) {
             read_place(m, s, ROWS, rank, from);
+            if (s->staged[from][0] != s->exchange[rank])
+                wrong(m, "rows in place");
+        }
         if (!dispatch && has_rows(m, rank, from)) {
             read_place(m, s, RESULTS, rank, from);
             if (s->results[from] != s->exchange[rank])

@@ -90,7 +90,8 @@ static void check_counts(const case_rank *r, const yard_fabric *f, uint64_t put_
 {
     const yard_ep_config *g = &r->c->config;
     const struct crossing n = count_crossing(r, f);
-    const uint64_t n_rows = n.n_near + n.n_between;
+    const bool shares = yard_fabric_shares_node(f);
+    const uint64_t n_rows = n.n_between + (shares ? 0 : n.n_near);
     const uint64_t n_headers = (uint64_t)r->c->n_steps * (r->c->n_ranks - 1);
     yard_fabric_stats wire;
     yard_ep_stats stats;
@@ -98,6 +99,7 @@ static void check_counts(const case_rank *r, const yard_fabric *f, uint64_t put_
     yard_ep_get_stats(r->ep, &stats);
     yard_fabric_get_stats(f, &wire);
     CHECK(stats.n_dispatch_rows_sent == n_rows);
+    CHECK(stats.n_rows_in_place == (shares ? n.n_near : 0));
     CHECK(stats.n_wire_bytes == n_rows * row_bytes(g) + n_headers * 64 +
                                     n.n_entries * (4 + 8 * g->top_k) +
                                     stats.n_combine_rows_sent * g->hidden * case_bytes(g->combine) +

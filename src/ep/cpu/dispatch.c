@@ -116,7 +116,8 @@ static uint32_t destinations_of(yard_ep *ep, const int32_t *expert,
     return n;
 }
 
-/* One copy to each relay, that is: to each rank, or to each other node. */
+/* One copy to each relay, that is: to each rank, or to each other node. Ranks that see this one's
+ * heap read the row where it was packed. */
 static yard_status put_row(yard_ep_round *round, yard_sym dst, const void *row,
                            const uint32_t *ranks, uint32_t n_ranks)
 {
@@ -130,6 +131,10 @@ static yard_status put_row(yard_ep_round *round, yard_sym dst, const void *row,
 
         if (!ep->target[ranks[i]])
             continue; /* had it with another's */
+        if (ep->seen[ranks[i]]) {
+            ep->stats.n_rows_in_place++;
+            continue;
+        }
         for (uint32_t j = i; j < n_ranks; j++)
             if (ep->relay_to[ranks[j]] == relay) {
                 targets[n_targets++] = ranks[j];
@@ -238,7 +243,8 @@ static const ep_header *header_of(const yard_ep_round *round, uint32_t source)
     return ep_heap(round->ep, round->heap.headers + source * round->ep->header_bytes);
 }
 
-/* All headers, then as many rows as each announces. Row counts are totals: signals only add. */
+/* All headers, then as many rows as each announces, unless they stay where its header says that
+ * they are. Row counts are totals: signals only add. */
 static yard_status wait_arrivals(yard_ep_round *round)
 {
     yard_ep *ep = round->ep;
@@ -247,7 +253,7 @@ static yard_status wait_arrivals(yard_ep_round *round)
     for (uint32_t s = 0; s < ep->n_ranks; s++) {
         yard_status st = yard_fabric_wait_until(ep->fabric, round->heap.sig_header + s * 8,
                                                 round->epoch, s, until);
-        if (st == YARD_OK && s != ep->rank) {
+        if (st == YARD_OK && s != ep->rank && !ep->seen[s]) {
             round->rows_seen[s] += header_of(round, s)->n_sent;
             st = yard_fabric_wait_relayed(
                 ep->fabric, round->heap.sig_rows + s * 8, round->rows_seen[s], s,
@@ -286,9 +292,12 @@ static const uint8_t *row_of(const yard_ep_round *round, uint32_t source, uint32
     const yard_ep *ep = round->ep;
     const yard_sym at = round->heap.dispatch_rows +
                         ((yard_sym)group * ep->config.max_tokens + t) * ep->dispatch_row_bytes;
+    const yard_sym staged = round->heap.stage_rows + t * ep->dispatch_row_bytes;
 
     if (source == ep->rank)
-        return ep_heap(ep, round->heap.stage_rows + t * ep->dispatch_row_bytes);
+        return ep_heap(ep, staged);
+    if (ep->seen[source])
+        return yard_fabric_view(ep->fabric, source, staged);
     if (ep->relay_from[source] == ep->rank)
         return ep_heap(ep, at);
     return yard_fabric_view(ep->fabric, ep->relay_from[source], at);
