@@ -30,17 +30,24 @@ typedef struct yard_model_options {
     bool micro_batch;    /* schedules of two halves may be asked for: more heap. Equal on all ranks
                           */
     yard_fabric *fabric; /* of layout.ep ranks; borrowed, must outlive the model; NULL with one */
-    yard_sym heap_at;    /* where yard_model_heap_bytes() of its heap begin, zeroed, for the model
+    yard_sym heap_at;    /* where budget.heap_bytes of its heap begin, zeroed, for the model
                             alone; a multiple of 64, equal on all ranks */
     uint64_t timeout_us; /* of every wait for a peer; 0: the fabric's default */
 } yard_model_options;
 
-/* Bytes of the symmetric heap that a model needs, so that the fabric can be created; 0 with one
- * rank. fabric, rank and heap_at of the options are not read. Errors: as yard_layout_check();
- * YARD_EINVAL for what libyard-ep cannot exchange. */
-yard_status yard_model_heap_bytes(const yard_model_config *config,
-                                  const yard_model_options *options, size_t *n_bytes,
-                                  yard_error *err);
+/* Memory of one rank, known before anything is allocated. */
+typedef struct yard_model_budget {
+    uint64_t weight_bytes;  /* mapped from the checkpoint and read */
+    uint64_t heap_bytes;    /* symmetric heap, rows between ranks: what the fabric is created with;
+                               0 with one rank */
+    uint64_t cache_bytes;   /* KV */
+    uint64_t scratch_bytes; /* activations, logits, the operations' workspace: touched as needed */
+} yard_model_budget;
+
+/* fabric and heap_at of the options are not read. Errors: as yard_layout_check(); YARD_EINVAL for a
+ * rank outside the layout, and for what libyard-ep cannot exchange. */
+yard_status yard_model_budget_of(const yard_model_config *config, const yard_model_options *options,
+                                 yard_model_budget *out, yard_error *err);
 
 /* The rows of the next step, filled by the caller before yard_model_forward(): see yard_batch. The
  * arrays belong to the model. */
@@ -54,7 +61,7 @@ typedef struct yard_step {
 typedef struct yard_model yard_model;
 
 /* Loads this rank's weights from dir and allocates everything. config is copied. Not collective.
- * Errors: as yard_model_heap_bytes(), yard_layout_check_nodes() and yard_weights_load();
+ * Errors: as yard_model_budget_of(), yard_layout_check_nodes() and yard_weights_load();
  * YARD_ENOMEM naming what did not fit.
  */
 yard_status yard_model_create(yard_model **out, const char *dir, const yard_model_config *config,

@@ -54,7 +54,8 @@ struct yard_model {
     yard_all_reduce *reduce;       /* NULL: TP 1 */
     const yard_schedule *schedule; /* of the pass under way */
 
-    void *block; /* memory under the buffers below */
+    size_t heap_bytes; /* of the symmetric heap */
+    void *block;       /* memory under the buffers below */
     size_t block_bytes;
     yard_dtype plain; /* dtype of plain activations: F32 when exact, else BF16 */
     bool quantise;    /* FP8 projections get FP8 activations */

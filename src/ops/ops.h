@@ -363,6 +363,7 @@ typedef struct yard_ops_config {
 
 typedef struct yard_ops {
     const char *name;
+    size_t (*workspace_bytes)(const yard_ops_config *config); /* of a stream */
     /* Opens a stream with its workspace and threads. The caller closes it. */
     yard_status (*open)(yard_stream *out, const yard_ops_config *config, yard_error *err);
     void (*close)(yard_stream stream); /* NULL is fine */

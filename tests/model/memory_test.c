@@ -227,13 +227,56 @@ static void cut_groups(void **state)
     assert_int_equal(yard_layout_check(&c, l, false, &err), YARD_OK);
 }
 
+/* What a model's creation will take: cache as the pages say, buffers that grow with rows. */
+static void budgets(void **state)
+{
+    yard_model_options o = { .mtp = true,
+                             .n_threads = 1,
+                             .max_tokens = 64,
+                             .max_seqs = 4,
+                             .max_logits = 4,
+                             .n_pages = 10,
+                             .max_pages_per_seq = 4 };
+    yard_model_budget one, two, cut;
+    yard_model_config c;
+    yard_rank_memory m;
+    yard_error err = { 0 };
+
+    (void)state;
+    assert_int_equal(yard_model_config_load(&c, "models/demo", NULL, NULL), YARD_OK);
+    assert_int_equal(yard_model_rank_memory(&c, (yard_layout){ 1, 1, 1 }, 0, &m, NULL), YARD_OK);
+    assert_int_equal(yard_model_budget_of(&c, &o, &one, &err), YARD_OK);
+    assert_int_equal(one.weight_bytes, m.weight_bytes + m.mtp_weight_bytes);
+    assert_int_equal(one.cache_bytes, 7 * 10 * 64 * (128 + 32) * 2);
+    assert_int_equal(one.heap_bytes, 0);
+    assert_true(one.scratch_bytes > 64 * 4 * (256 * 3 + 3 * 128) && one.scratch_bytes < 20000000);
+    o.layout = (yard_layout){ 2, 2, 1 };
+    assert_int_equal(yard_model_budget_of(&c, &o, &two, &err), YARD_OK);
+    assert_true(two.weight_bytes < one.weight_bytes && two.heap_bytes > 2 * 64 * 4 * 256);
+    assert_int_equal(two.cache_bytes, one.cache_bytes);
+    o.layout = (yard_layout){ 2, 1, 2 };
+    o.mtp = false;
+    assert_int_equal(yard_model_budget_of(&c, &o, &cut, &err), YARD_OK);
+    assert_int_equal(cut.cache_bytes, 6 * 10 * 64 * (128 + 32) * 2); /* a copy each */
+    /* the sum over the instance: two sets of two slots */
+    assert_true(cut.heap_bytes > 2 * 2 * 64 * 256 * 4);
+    o.rank = 2;
+    assert_int_equal(yard_model_budget_of(&c, &o, &cut, &err), YARD_EINVAL);
+    assert_string_equal(err.message, "rank: want below EP 2, got 2");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(deepseek_v3_counts),     cmocka_unit_test(other_models),
-        cmocka_unit_test(deepseek_v3_ranks),      cmocka_unit_test(demo_bytes),
-        cmocka_unit_test(uneven_dense_blocks),    cmocka_unit_test(sixteen_bit_checkpoints),
-        cmocka_unit_test(layouts_that_cannot_be), cmocka_unit_test(cut_groups),
+        cmocka_unit_test(deepseek_v3_counts),
+        cmocka_unit_test(other_models),
+        cmocka_unit_test(deepseek_v3_ranks),
+        cmocka_unit_test(demo_bytes),
+        cmocka_unit_test(uneven_dense_blocks),
+        cmocka_unit_test(sixteen_bit_checkpoints),
+        cmocka_unit_test(layouts_that_cannot_be),
+        cmocka_unit_test(cut_groups),
+        cmocka_unit_test(budgets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -164,13 +164,14 @@ static inline yard_model *ranks_create(const ranks_case *c, const yard_fabric_co
                                    .heap_at = 4096 }; /* somebody else's memory comes first */
     yard_fabric_config config = *base;
     yard_model_config model_config;
+    yard_model_budget budget = { 0 };
     yard_model *model = NULL;
     yard_error err = { 0 };
     yard_status st = yard_model_config_load(&model_config, DEMO_DIR, NULL, &err);
 
     if (st == YARD_OK)
-        st = yard_model_heap_bytes(&model_config, &options, &config.heap_bytes, &err);
-    config.heap_bytes += options.heap_at;
+        st = yard_model_budget_of(&model_config, &options, &budget, &err);
+    config.heap_bytes = budget.heap_bytes + options.heap_at;
     config.transport = c->transport;
     if (st == YARD_OK && c->layout.ep > 1)
         st = yard_fabric_create(fabric, &config, &err);

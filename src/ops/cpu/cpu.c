@@ -58,6 +58,15 @@ static void lay_out(yard_arena *arena, struct yard_stream_s *s, uint32_t n_threa
     }
 }
 
+static size_t workspace_bytes(const yard_ops_config *config)
+{
+    struct yard_stream_s s = { .limits = config->limits };
+    yard_arena arena = { 0 };
+
+    lay_out(&arena, &s, config->n_threads ? config->n_threads : yard_cpu_count());
+    return arena.used_bytes;
+}
+
 static void close_stream(yard_stream s)
 {
     if (!s)
@@ -141,6 +150,7 @@ void yard_cpu_sample(yard_stream s, const yard_sample_args *a)
 
 const yard_ops yard_ops_cpu = {
     .name = "cpu",
+    .workspace_bytes = workspace_bytes,
     .open = open_stream,
     .close = close_stream,
     .describe = describe,
