@@ -91,6 +91,8 @@ def main():
             continue
         with open(os.path.join(path, "config.json")) as f:
             config = json.load(f)
+        if "quantization_config" in config:
+            continue  # reference.py's
         model, values, smallest = load(path, config), [], 1e9
         for ids in prompts(config["vocab_size"]):
             logits = logits_of(model, ids)
