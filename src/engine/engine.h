@@ -1,10 +1,11 @@
-/* The engine room's header for its neighbours: the public interface, and the model runner below it
- * for tools that want logits rather than tokens. */
+/* The engine room's header for its neighbours: the public interface, the names of cache pages, and
+ * the model runner below it for tools that want logits rather than tokens. */
 #ifndef YARD_ENGINE_ROOM_H
 #define YARD_ENGINE_ROOM_H
 
 #include <yard/engine.h>
 
+#include "engine/page_hash.h"
 #include "model/model.h"
 
 /* What the engine was built from; owned by the engine. */
