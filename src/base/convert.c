@@ -120,6 +120,18 @@ bool yard_cpu_has_avx2(void)
 #endif
 }
 
+bool yard_cpu_has_avx512(void)
+{
+#if defined(__x86_64__)
+    return yard_cpu_has_avx2() && __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") &&
+           __builtin_cpu_supports("avx512bf16");
+#else
+    return false;
+#endif
+}
+
 const yard_convert *yard_convert_best(void)
 {
 #if defined(__x86_64__)

@@ -30,6 +30,9 @@ extern const yard_convert yard_convert_avx2;
 /* True when AVX2, FMA and F16C are there. */
 bool yard_cpu_has_avx2(void);
 
+/* True when the above and AVX-512 F, BW, DQ, VL, VBMI and BF16 are there. */
+bool yard_cpu_has_avx512(void);
+
 /* The best table for this processor. */
 const yard_convert *yard_convert_best(void);
 

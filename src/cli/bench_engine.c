@@ -109,7 +109,7 @@ static const struct argp_option option_list[] = {
     { "decode-tokens", KEY_DECODE, "N", 0, "Tokens to generate in each request (default 64)", 0 },
     { "repeat", KEY_REPEAT, "N", 0, "Timed runs of each case (default 5)", 0 },
     { "exact", KEY_EXACT, NULL, 0, "Activations in f32, never quantised", 0 },
-    { "cpu-variant", KEY_VARIANT, "NAME", 0, "c or avx2 (default: the best there is)", 0 },
+    { "cpu-variant", KEY_VARIANT, "NAME", 0, "c, avx2 or avx512 (default: the best there is)", 0 },
     { "json", 'j', NULL, 0, "One JSON object a row", 0 },
     { 0 },
 };

@@ -108,7 +108,7 @@ static const struct argp_option option_list[] = {
     { "experts", KEY_EXPERTS, "N", 0, "Experts of this rank (default 32, or all)", 0 },
     { "table", KEY_TABLE, "NAME", 0, "fast or deterministic (default: all the device has)", 0 },
     { "threads", KEY_THREADS, "N", 0, "CPU threads (default: all processors)", 0 },
-    { "cpu-variant", KEY_VARIANT, "NAME", 0, "c or avx2 (default: the best there is)", 0 },
+    { "cpu-variant", KEY_VARIANT, "NAME", 0, "c, avx2 or avx512 (default: the best there is)", 0 },
     { "repeat", KEY_REPEAT, "N", 0, "Timed calls of a case, at most 2 s of them (default 30)", 0 },
     { "json", 'j', NULL, 0, "One JSON object a row", 0 },
     { 0 },

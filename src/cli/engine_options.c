@@ -69,8 +69,8 @@ static error_t parse_engine(int key, char *arg, struct argp_state *state)
 static const struct argp_option engine_option_list[] = {
     { "exact", KEY_EXACT, NULL, 0, "Activations in f32, never quantised", 0 },
     { "threads", KEY_THREADS, "N", 0, "Threads (default: all processors)", 0 },
-    { "cpu-variant", KEY_CPU_VARIANT, "NAME", 0, "c or avx2 (default: the best the processor has)",
-      0 },
+    { "cpu-variant", KEY_CPU_VARIANT, "NAME", 0,
+      "c, avx2 or avx512 (default: the best the processor has)", 0 },
     { "max-batch-tokens", KEY_MAX_BATCH_TOKENS, "N", 0,
       "Rows of one step; a longer prompt is computed in chunks (default 512)", 0 },
     { "kv-tokens", KEY_KV_TOKENS, "N", 0,

@@ -357,7 +357,7 @@ typedef struct yard_ops_limits {
 
 typedef struct yard_ops_config {
     uint32_t n_threads;  /* CPU; 0: all processors of the affinity mask */
-    const char *variant; /* NULL: the best the processor has; "c", "avx2" force one */
+    const char *variant; /* NULL: the best the processor has; "c", "avx2", "avx512" force one */
     yard_ops_limits limits;
 } yard_ops_config;
 

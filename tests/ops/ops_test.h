@@ -42,7 +42,7 @@ static inline uint32_t rng_below(rng *r, uint32_t n)
 static inline yard_ops_limits test_limits(void)
 {
     return (yard_ops_limits){ .max_tokens = 256,
-                              .max_in = 1024,
+                              .max_in = 3072,
                               .max_vocab = 64,
                               .max_experts = 64,
                               .max_heads = 16,
@@ -55,7 +55,7 @@ static inline yard_ops_limits test_limits(void)
 /* Streams of all variants this processor has, the definition first; several threads. */
 static inline uint32_t open_variants(yard_stream *streams)
 {
-    static const char *const names[] = { "c", "avx2" };
+    static const char *const names[] = { "c", "avx2", "avx512" };
     uint32_t n = 0;
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {

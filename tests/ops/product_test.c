@@ -68,6 +68,93 @@ static void linear(void **state)
     close_variants(streams, n);
 }
 
+/* Rows so long that panels of weights are cut, in every place where a last piece may end. */
+static void long_rows(void **state)
+{
+    static const uint32_t lengths[] = { 1023, 1024, 1025, 1056, 1152, 2047, 2560, 3001 };
+    static const int32_t counts[] = { 1, 2, 3, 4, 5, 6, 7, 65, 130 };
+    yard_stream streams[MAX_VARIANTS];
+    const uint32_t n_streams = open_variants(streams);
+    rng r = { 11 };
+
+    (void)state;
+    for (size_t i = 0; i < 8; i++)
+        for (size_t t = 0; t < 4; t++) {
+            const uint32_t rows = 5 + rng_below(&r, 30);
+            const int32_t n = counts[(i + 2 * t) % 9];
+            const yard_dtype x_type = w_types[t] == YARD_FP8_E4M3 ? x_types[i % 3] : x_types[i % 2];
+            const random_matrix w =
+                make_matrix(&r, w_types[t], rows, lengths[i], rng_below(&r, 9), 0, 1 + i);
+            const yard_rows x = random_rows(&r, x_type, (size_t)n, lengths[i]);
+            yard_rows y[MAX_VARIANTS];
+
+            for (uint32_t v = 0; v < n_streams; v++) {
+                y[v] = random_rows(&r, YARD_F32, (size_t)n, rows);
+                poison(y[v], (size_t)n);
+                yard_ops_cpu.linear(
+                    streams[v], &(yard_linear_args){ .n_rows = &n, .x = x, .w = w.m, .y = y[v] });
+                assert_memory_equal(y[v].data, y[0].data, (size_t)n * rows * sizeof(float));
+            }
+            check_product(i, x, 0, &w.m, y[0], 0, (uint32_t)n);
+            for (uint32_t v = 0; v < n_streams; v++)
+                free_rows(y[v]);
+            free_rows(x);
+            free_matrix(w);
+        }
+    close_variants(streams, n_streams);
+}
+
+/* Every FP8 code times every other: subnormals, both zeros, the largest. */
+static void every_code(void **state)
+{
+    enum { CODES = 256, COLS = 64 };
+    yard_stream streams[MAX_VARIANTS];
+    const uint32_t n_streams = open_variants(streams);
+    uint8_t *w = malloc(CODES * COLS), *x = malloc(CODES * COLS);
+    float w_scale[1] = { 0.5f }, *x_scale = malloc(CODES * sizeof(float));
+    const yard_matrix m = { .dtype = YARD_FP8_E4M3,
+                            .rows = CODES,
+                            .cols = COLS,
+                            .ld = COLS,
+                            .data = w,
+                            .scale = w_scale,
+                            .scale_ld = 1,
+                            .block_rows = CODES };
+    const yard_rows rows = { .dtype = YARD_FP8_E4M3, .ld = COLS, .data = x, .scale = x_scale };
+    const int32_t n = CODES;
+    rng r = { 3 };
+    yard_rows y[MAX_VARIANTS];
+
+    (void)state;
+    memset(w, 0, CODES * COLS);
+    for (int c = 0; c < CODES; c++) {
+        w[c * COLS + c % COLS] = (c & 0x7f) == 0x7f ? 0 : (uint8_t)c;
+        x_scale[c] = 2.0f;
+        for (int k = 0; k < COLS; k++)
+            x[c * COLS + k] = (c & 0x7f) == 0x7f ? 0 : (uint8_t)c;
+    }
+    for (uint32_t v = 0; v < n_streams; v++) {
+        y[v] = random_rows(&r, YARD_F32, CODES, CODES);
+        yard_ops_cpu.linear(streams[v],
+                            &(yard_linear_args){ .n_rows = &n, .x = rows, .w = m, .y = y[v] });
+        assert_memory_equal(y[v].data, y[0].data, CODES * CODES * sizeof(float));
+    }
+    for (int i = 0; i < CODES; i++)
+        for (int c = 0; c < CODES; c++) {
+            const float want =
+                (i & 0x7f) == 0x7f || (c & 0x7f) == 0x7f
+                    ? 0.0f
+                    : yard_f32_from_e4m3((uint8_t)i) * yard_f32_from_e4m3((uint8_t)c);
+            assert_true(((float *)y[0].data)[i * CODES + c] == want);
+        }
+    for (uint32_t v = 0; v < n_streams; v++)
+        free_rows(y[v]);
+    free(w);
+    free(x);
+    free(x_scale);
+    close_variants(streams, n_streams);
+}
+
 /* Row i gives the same bits alone and among others. */
 static void rows_are_independent(void **state)
 {
@@ -276,10 +363,9 @@ static void head_linear(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(linear),
-        cmocka_unit_test(rows_are_independent),
-        cmocka_unit_test(grouped_linear),
-        cmocka_unit_test(head_linear),
+        cmocka_unit_test(linear),         cmocka_unit_test(long_rows),
+        cmocka_unit_test(every_code),     cmocka_unit_test(rows_are_independent),
+        cmocka_unit_test(grouped_linear), cmocka_unit_test(head_linear),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -157,11 +157,17 @@ static void expand_page(const struct prefill_job *job, cpu_scratch *scratch, uin
     const cpu_kernels *k = job->s->kernels;
     const uint32_t head_rows = a->nope_dims + a->v_dims;
     const uint32_t k_ld = pad_lanes(a->nope_dims + a->rope_dims), v_ld = pad_lanes(a->v_dims);
-    const uint32_t ld = pad_lanes(a->kv_rank), scale_ld = yard_group_count(a->kv_rank);
+    const uint32_t scale_ld = yard_group_count(a->kv_rank);
     row_source source = job->latent_source;
-    product_args product = {
-        .x = scratch->latent, .x_ld = ld, .n_x = n, .w = &a->kv_b, .x_scale_ld = scale_ld
-    };
+    const row_form form = yard_cpu_product_form(k, &source, &a->kv_b);
+    const uint32_t ld = row_form_ld(form, a->kv_rank);
+    const size_t row_bytes = ld * (form == ROW_BF16 ? sizeof(uint16_t) : sizeof(float));
+    product_args product = { .form = form,
+                             .x = scratch->latent,
+                             .x_ld = ld,
+                             .n_x = n,
+                             .w = &a->kv_b,
+                             .x_scale_ld = scale_ld };
     bool scaled = false;
 
     for (uint32_t j = 0; j < n; j++) {
@@ -170,7 +176,8 @@ static void expand_page(const struct prefill_job *job, cpu_scratch *scratch, uin
 
         source.x =
             (yard_rows){ .dtype = a->cache.dtype, .ld = a->cache.width, .data = (void *)stored };
-        scaled = yard_cpu_load_row(k, &source, 0, 0, a->kv_rank, scratch, scratch->latent + j * ld,
+        scaled = yard_cpu_load_row(k, &source, 0, 0, a->kv_rank, form, scratch,
+                                   (uint8_t *)scratch->latent + j * row_bytes,
                                    scratch->x_scale + j * scale_ld);
         memset(key, 0, k_ld * sizeof(float));
         yard_cpu_read_row(k, source.x, 0, a->kv_rank, a->rope_dims, key + a->nope_dims);

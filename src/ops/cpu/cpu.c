@@ -23,14 +23,16 @@ static void lay_out(yard_arena *arena, struct yard_stream_s *s, uint32_t n_threa
     const yard_ops_limits *l = &s->limits;
     const uint32_t head_dim = pad_lanes(l->nope_dims + l->rope_dims);
     const uint32_t latent = pad_lanes(l->kv_rank + l->rope_dims);
-    const uint32_t widest = pad_lanes(max_u32(max_u32(l->max_in, latent), head_dim));
+    const uint32_t widest = row_form_ld(ROW_BF16, max_u32(max_u32(l->max_in, latent), head_dim));
     const uint32_t page = YARD_PAGE_TOKENS;
     const uint32_t out = max_u32(max_u32(l->v_dims, l->kv_rank), 1);
     /* decode holds all heads of one row, prefill all rows of one head */
     const size_t rows = max_u32(max_u32(l->max_tokens, l->max_heads), MAX_TILE_ROWS);
     const size_t attention_x = rows * max_u32(latent, head_dim);
     const size_t product_x = (size_t)max_u32(MAX_TILE_ROWS, page) * widest;
-    const size_t panel = max_u32(max_u32(PANEL_ROWS * widest, YARD_GROUP * latent),
+    const uint32_t decoded =
+        max_u32(PANEL_ROWS * PANEL_K, FP8_DOT_SCRATCH / (uint32_t)sizeof(float));
+    const size_t panel = max_u32(max_u32(decoded, YARD_GROUP * latent),
                                  3 * l->max_experts); /* the router's scores live there too */
 
     s->scratch = yard_arena_take(arena, n_threads * sizeof(*s->scratch));
@@ -43,6 +45,8 @@ static void lay_out(yard_arena *arena, struct yard_stream_s *s, uint32_t n_threa
                 take_floats(arena, (size_t)max_u32(MAX_TILE_ROWS, page) * yard_group_count(widest)),
             .latent = take_floats(arena, (size_t)page * latent),
             .panel = take_floats(arena, panel),
+            .lanes = take_floats(arena, MAX_TILE_ROWS * PANEL_ROWS * LANES),
+            .out = take_floats(arena, MAX_TILE_ROWS * MAX_TASK_COLUMNS),
             .k = take_floats(arena, (size_t)page * head_dim),
             .v = take_floats(arena, (size_t)page * pad_lanes(l->v_dims)),
             .score = take_floats(arena, rows * page),
@@ -89,7 +93,7 @@ static yard_status open_stream(yard_stream *out, const yard_ops_config *config, 
     s->kernels = yard_cpu_kernels_choose(config->variant);
     if (!s->kernels) {
         st = yard_fail(err, YARD_EINVAL,
-                       "cpu variant: want c or avx2 (if the processor has it), "
+                       "cpu variant: want c, avx2 or avx512 (if the processor has it), "
                        "got '%s'",
                        config->variant);
         goto out;

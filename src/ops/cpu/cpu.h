@@ -1,10 +1,14 @@
 /* Private to ops/cpu: the stream and the inner kernels that have variants.
  *
- * The order of every sum is part of the definition, so that all variants give the same bits:
- * a dot product has LANES partial sums, lane l taking elements l, l + 8, l + 16, ..; scaled dot
- * products start new lanes for every group of 128 and add them, times the scale, to outer lanes;
- * lanes are added pairwise at the end (l with l + 4, then l + 2, then l + 1). Every multiply-add
- * is fused. */
+ * The order of every sum is part of the definition, so that all variants give the same bits. A dot
+ * product has LANES partial sums, lane l taking elements l, l + 16, l + 32, .. of its two rows as
+ * they lie in memory; scaled dot products start new lanes for every group of 128 and add them,
+ * times the scale, to outer lanes; lanes are added pairwise at the end (l with l + 8, then l + 4,
+ * l + 2, l + 1). Every multiply-add is fused.
+ *
+ * Products with weights take their rows *in pairs*: of each CHUNK of 32 elements first the odd ones
+ * (lane l: element 2 l + 1), then the even ones. That is the order of the processors' bf16 dot
+ * product, and 32-bit words with two bf16 values come apart into it with one instruction each. */
 #ifndef YARD_OPS_CPU_H
 #define YARD_OPS_CPU_H
 
@@ -12,13 +16,17 @@
 #include "ops/ops.h"
 
 enum {
-    LANES = 8,
-    MAX_TILE_ROWS = 32, /* rows of x that a product decodes at once */
-    PANEL_ROWS = 3,     /* rows of w decoded at once for them */
-    FEW_ROWS = 3        /* up to so many rows of x, w is decoded in registers instead */
+    LANES = 16,
+    CHUNK = 2 * LANES,     /* rows are padded with zeros to a multiple of it */
+    MAX_TILE_ROWS = 64,    /* rows of x that a product holds at once */
+    PANEL_ROWS = 4,        /* rows of w decoded at once for them */
+    PANEL_K = 1024,        /* and so many columns of them, a multiple of YARD_GROUP */
+    FEW_ROWS = 4,          /* up to so many rows of x, w is decoded in registers instead */
+    MAX_TASK_COLUMNS = 256 /* of a task of linear */
 };
 
-/* x [n_x, n_k] and w [n_w, n_k], f32, rows padded with zeros to a multiple of LANES. */
+/* x [n_x, n_k] and w [n_w, n_k], f32, rows padded. The sum over K may be cut at multiples of
+ * YARD_GROUP: lanes [n_x, n_w, LANES] then carries the sums from one call to the next. */
 typedef struct dot_args {
     const float *x, *w;
     size_t x_ld, w_ld;
@@ -26,11 +34,13 @@ typedef struct dot_args {
     const float *x_scale; /* [n_x, x_scale_ld] one per group; NULL: all 1 (or no scales at all) */
     size_t x_scale_ld;
     const float *const *w_scale; /* [n_w] pointers to the scales of one row's groups; NULL: none */
-    float *y;                    /* [n_x, y_ld] */
+    float *y;                    /* [n_x, y_ld]; NULL: leave the sums in lanes */
     size_t y_ld;
+    float *lanes;   /* NULL: this is the whole sum */
+    bool continued; /* lanes holds sums of earlier columns */
 } dot_args;
 
-/* The same with w as stored: one pointer per row, first element of the row. */
+/* The same with w as stored, one row after the other; x in pairs. */
 typedef struct raw_dot_args {
     const float *x;
     size_t x_ld;
@@ -45,20 +55,47 @@ typedef struct raw_dot_args {
     size_t y_ld;
 } raw_dot_args;
 
+/* FP8 codes on both sides, with scales on both. Rows of x are bf16, padded with zeros to a multiple
+ * of 2 * CHUNK. All w_scale are one row of scales: the rows of w lie in one row of blocks. */
+typedef struct fp8_dot_args {
+    const uint16_t *x;
+    size_t x_ld;
+    uint32_t n_x, n_w, n_k;
+    const uint8_t *w; /* [n_w, n_k] as stored */
+    size_t w_ld;
+    const float *x_scale;
+    size_t x_scale_ld;
+    const float *w_scale;
+    float *y;
+    size_t y_ld;
+    void *scratch; /* FP8_DOT_SCRATCH bytes */
+} fp8_dot_args;
+
+enum {
+    FP8_DOT_SCRATCH = PANEL_ROWS * PANEL_K * 2 + MAX_TILE_ROWS * PANEL_ROWS * LANES * 4 +
+                      MAX_TILE_ROWS * (PANEL_K / YARD_GROUP) * 4
+};
+
 typedef struct cpu_kernels {
     const char *name;
     const char *reason;
     const yard_convert *convert;
+    /* decode, in pairs, padded with zeros to CHUNK */
+    void (*decode_pairs)(yard_dtype dtype, const void *src, uint32_t n, float *dst);
     void (*dot)(const dot_args *a);
     void (*raw_dot)(const raw_dot_args *a);
+    /* Products of FP8 with FP8, by a way of their own; NULL: as f32. codes_to_bf16 makes the rows
+     * of x for it. */
+    void (*fp8_dot)(const fp8_dot_args *a);
+    void (*codes_to_bf16)(const uint8_t *codes, uint32_t n, uint16_t *dst);
     /* acc[m, c] = fma(x[m, r], w[r, c], acc[m, c]) for r ascending */
     void (*axpy)(const float *x, size_t x_ld, uint32_t n_x, const float *w, size_t w_ld,
                  uint32_t n_r, uint32_t n_c, float *acc, size_t acc_ld);
     /* acc[c] *= f */
     void (*scale)(float *acc, uint32_t n, float f);
-    /* sum of squares in lanes */
+    /* sum of squares in 8 lanes, element i in lane i % 8; added pairwise as above */
     float (*sum_squares)(const float *x, uint32_t n);
-    /* x[i] = exp(x[i] - max); returns the sum in lanes */
+    /* x[i] = exp(x[i] - max); returns the sum in 8 lanes */
     float (*exp_sum)(float *x, uint32_t n, float max);
     /* y[i] = gate[i] / (1 + exp(-gate[i])) * up[i] */
     void (*silu_mul)(const float *gate, const float *up, uint32_t n, float *y);
@@ -66,16 +103,27 @@ typedef struct cpu_kernels {
 
 extern const cpu_kernels yard_cpu_kernels_c;
 extern const cpu_kernels yard_cpu_kernels_avx2;
+extern const cpu_kernels yard_cpu_kernels_avx512;
+/* Of kernels_avx2.c, for AVX-512 too. */
+void yard_cpu_scale_avx2(float *acc, uint32_t n, float f);
+float yard_cpu_sum_squares_avx2(const float *x, uint32_t n);
+float yard_cpu_exp_sum_avx2(float *x, uint32_t n, float max);
+void yard_cpu_silu_mul_avx2(const float *gate, const float *up, uint32_t n, float *y);
+/* Of fp8_avx512.c. */
+void yard_cpu_fp8_dot_avx512(const fp8_dot_args *a);
+void yard_cpu_codes_to_bf16_avx512(const uint8_t *codes, uint32_t n, uint16_t *dst);
 
 /* The best variant this processor can run, or the one asked for; NULL when that is impossible. */
 const cpu_kernels *yard_cpu_kernels_choose(const char *variant);
 
 /* Scratch of one thread; lay_out() in cpu.c sizes it from yard_ops_limits. */
 typedef struct cpu_scratch {
-    float *x;         /* rows of x of a product, or queries of an attention */
+    float *x;         /* rows of x of a product (bf16 for fp8_dot), or queries of an attention */
     float *x_scale;   /* their scales */
     float *latent;    /* [64, kv_rank + rope] one page of the cache */
-    float *panel;     /* decoded rows of w */
+    float *panel;     /* decoded rows of w, or what fp8_dot wants */
+    float *lanes;     /* [MAX_TILE_ROWS, PANEL_ROWS, LANES] */
+    float *out;       /* [MAX_TILE_ROWS, columns of a task] */
     float *k, *v;     /* [64, nope + rope], [64, v] one page of one head, expanded */
     float *score;     /* [rows, 64] */
     float *acc;       /* [rows, v or kv_rank] */
@@ -106,10 +154,29 @@ typedef struct row_source {
     bool ue8m0;
 } row_source;
 
-/* Row `row`, columns [col, col + n), as f32 in dst, padded with zeros to LANES; FP8 (stored or made
- * here) gives code values in dst and one scale per group in scale. True when there are scales. */
+/* How the values of a row are laid out for the kernel that reads them. */
+typedef enum row_form {
+    ROW_PLAIN, /* f32 as they come, padded to CHUNK */
+    ROW_PAIRS, /* f32 in pairs, padded to CHUNK */
+    ROW_BF16   /* bf16 as they come, padded to 2 * CHUNK; rows with scales only */
+} row_form;
+
+/* Row `row`, columns [col, col + n), into dst; FP8 (stored or made here) gives code values in dst
+ * and one scale per group in scale. True when there are scales. */
 bool yard_cpu_load_row(const cpu_kernels *k, const row_source *source, size_t row, size_t col,
-                       uint32_t n, cpu_scratch *scratch, float *dst, float *scale);
+                       uint32_t n, row_form form, cpu_scratch *scratch, void *dst, float *scale);
+
+/* The form in which a product of these rows with w reads them. */
+row_form yard_cpu_product_form(const cpu_kernels *k, const row_source *source,
+                               const yard_matrix *w);
+
+/* Elements from one row to the next of n columns in that form. */
+static inline uint32_t row_form_ld(row_form form, uint32_t n)
+{
+    const uint32_t unit = form == ROW_BF16 ? 2 * CHUNK : CHUNK;
+
+    return (n + unit - 1) / unit * unit;
+}
 
 /* Plain F32 or BF16 columns of a row, as f32, not padded. */
 void yard_cpu_read_row(const cpu_kernels *k, yard_rows x, size_t row, size_t col, uint32_t n,
@@ -119,10 +186,11 @@ void yard_cpu_read_row(const cpu_kernels *k, yard_rows x, size_t row, size_t col
 void yard_cpu_store_row(const cpu_kernels *k, yard_rows y, size_t row, size_t col, uint32_t n,
                         const float *src);
 
-/* y[i, j] = x[i] . w[w_first + j] for n_x loaded rows and n_w rows of w. */
+/* y[i, j] = x[i] . w[w_first + j] for n_x <= MAX_TILE_ROWS loaded rows and n_w rows of w. */
 typedef struct product_args {
-    const float *x;
-    size_t x_ld;
+    row_form form; /* ROW_PAIRS or ROW_BF16 */
+    const void *x;
+    size_t x_ld; /* row_form_ld() */
     uint32_t n_x;
     const float *x_scale; /* NULL: no scales */
     size_t x_scale_ld;
@@ -152,7 +220,7 @@ void yard_cpu_softmax_finish(const cpu_kernels *k, cpu_scratch *scratch, uint32_
 
 static inline uint32_t pad_lanes(uint32_t n)
 {
-    return (n + LANES - 1) / LANES * LANES;
+    return (n + CHUNK - 1) / CHUNK * CHUNK;
 }
 
 static inline const void *matrix_row(const yard_matrix *w, size_t row)

@@ -25,12 +25,38 @@ float yard_cpu_exp(float x)
     return p * yard_f32_from_bits((uint32_t)((int32_t)n + 127) << 23);
 }
 
-static float add_lanes(const float *lane)
+static float add_eight(const float *lane)
 {
     const float a = lane[0] + lane[4], b = lane[1] + lane[5];
     const float c = lane[2] + lane[6], d = lane[3] + lane[7];
 
     return (a + c) + (b + d);
+}
+
+static float add_lanes(const float *lane)
+{
+    float eight[8];
+
+    for (int l = 0; l < 8; l++)
+        eight[l] = lane[l] + lane[l + 8];
+    return add_eight(eight);
+}
+
+/* A few groups at most: decoded values in order, then in pairs. */
+static void decode_pairs(yard_dtype dtype, const void *src, uint32_t n, float *dst)
+{
+    const size_t bytes = yard_dtype_bytes(dtype);
+
+    for (uint32_t at = 0; at < n; at += CHUNK) {
+        const uint32_t left = n - at < CHUNK ? n - at : CHUNK;
+        float value[CHUNK] = { 0 };
+
+        yard_convert_c.decode(dtype, (const uint8_t *)src + at * bytes, left, value);
+        for (uint32_t l = 0; l < LANES; l++) {
+            dst[at + l] = value[2 * l + 1];
+            dst[at + LANES + l] = value[2 * l];
+        }
+    }
 }
 
 /* Lanes of x . w over n elements, n a multiple of LANES. */
@@ -41,35 +67,48 @@ static void dot_lanes(const float *x, const float *w, uint32_t n, float *lane)
             lane[l] = fmaf(x[i + l], w[i + l], lane[l]);
 }
 
-static float dot_one(const float *x, const float *w, uint32_t n_k, const float *x_scale,
-                     const float *w_scale)
+static void add_scaled_lanes(const float *lane, float f, float *outer)
+{
+    for (uint32_t l = 0; l < LANES; l++)
+        outer[l] = fmaf(lane[l], f, outer[l]);
+}
+
+/* Adds x . w to the outer lanes. */
+static void dot_one(const float *x, const float *w, uint32_t n_k, const float *x_scale,
+                    const float *w_scale, float *outer)
 {
     const uint32_t n = pad_lanes(n_k);
-    float outer[LANES] = { 0 };
 
     if (!w_scale) {
         dot_lanes(x, w, n, outer);
-        return add_lanes(outer);
+        return;
     }
     for (uint32_t k = 0, group = 0; k < n; k += YARD_GROUP, group++) {
         const uint32_t n_group = n - k < YARD_GROUP ? n - k : YARD_GROUP;
-        const float scale = x_scale ? x_scale[group] * w_scale[group] : w_scale[group];
         float lane[LANES] = { 0 };
 
         dot_lanes(x + k, w + k, n_group, lane);
-        for (uint32_t l = 0; l < LANES; l++)
-            outer[l] = fmaf(lane[l], scale, outer[l]);
+        add_scaled_lanes(lane, x_scale ? x_scale[group] * w_scale[group] : w_scale[group], outer);
     }
-    return add_lanes(outer);
 }
 
 static void dot(const dot_args *a)
 {
     for (uint32_t m = 0; m < a->n_x; m++)
-        for (uint32_t n = 0; n < a->n_w; n++)
-            a->y[m * a->y_ld + n] = dot_one(a->x + m * a->x_ld, a->w + n * a->w_ld, a->n_k,
-                                            a->x_scale ? a->x_scale + m * a->x_scale_ld : NULL,
-                                            a->w_scale ? a->w_scale[n] : NULL);
+        for (uint32_t n = 0; n < a->n_w; n++) {
+            float *carried = a->lanes ? a->lanes + ((size_t)m * a->n_w + n) * LANES : NULL;
+            float outer[LANES] = { 0 };
+
+            if (a->continued)
+                memcpy(outer, carried, sizeof(outer));
+            dot_one(a->x + m * a->x_ld, a->w + n * a->w_ld, a->n_k,
+                    a->x_scale ? a->x_scale + m * a->x_scale_ld : NULL,
+                    a->w_scale ? a->w_scale[n] : NULL, outer);
+            if (a->y)
+                a->y[m * a->y_ld + n] = add_lanes(outer);
+            else
+                memcpy(carried, outer, sizeof(outer));
+        }
 }
 
 /* One group's worth of w at a time, decoded on the stack. */
@@ -77,25 +116,16 @@ static float raw_dot_one(const raw_dot_args *a, uint32_t m, uint32_t n)
 {
     const size_t element_bytes = yard_dtype_bytes(a->w_dtype);
     const uint8_t *w = (const uint8_t *)a->w + n * a->w_ld * element_bytes;
-    const float *x = a->x + m * a->x_ld;
     float outer[LANES] = { 0 };
 
     for (uint32_t k = 0, group = 0; k < a->n_k; k += YARD_GROUP, group++) {
         const uint32_t n_group = a->n_k - k < YARD_GROUP ? a->n_k - k : YARD_GROUP;
-        float values[YARD_GROUP] = { 0 }, lane[LANES] = { 0 };
-        float scale;
+        const float *x_scale = a->x_scale ? a->x_scale + m * a->x_scale_ld + group : NULL;
+        float values[YARD_GROUP];
 
-        yard_convert_c.decode(a->w_dtype, w + k * element_bytes, n_group, values);
-        if (!a->w_scale) {
-            dot_lanes(x + k, values, pad_lanes(n_group), outer);
-            continue;
-        }
-        scale = a->w_scale[n][group];
-        if (a->x_scale)
-            scale = a->x_scale[m * a->x_scale_ld + group] * scale;
-        dot_lanes(x + k, values, pad_lanes(n_group), lane);
-        for (uint32_t l = 0; l < LANES; l++)
-            outer[l] = fmaf(lane[l], scale, outer[l]);
+        decode_pairs(a->w_dtype, w + k * element_bytes, n_group, values);
+        dot_one(a->x + m * a->x_ld + k, values, n_group, x_scale,
+                a->w_scale ? a->w_scale[n] + group : NULL, outer);
     }
     return add_lanes(outer);
 }
@@ -124,22 +154,22 @@ static void scale(float *acc, uint32_t n, float f)
 
 static float sum_squares(const float *x, uint32_t n)
 {
-    float lane[LANES] = { 0 };
+    float lane[8] = { 0 };
 
     for (uint32_t i = 0; i < n; i++)
-        lane[i % LANES] = fmaf(x[i], x[i], lane[i % LANES]);
-    return add_lanes(lane);
+        lane[i % 8] = fmaf(x[i], x[i], lane[i % 8]);
+    return add_eight(lane);
 }
 
 static float exp_sum(float *x, uint32_t n, float max)
 {
-    float lane[LANES] = { 0 };
+    float lane[8] = { 0 };
 
     for (uint32_t i = 0; i < n; i++) {
         x[i] = yard_cpu_exp(x[i] - max);
-        lane[i % LANES] += x[i];
+        lane[i % 8] += x[i];
     }
-    return add_lanes(lane);
+    return add_eight(lane);
 }
 
 static void silu_mul(const float *gate, const float *up, uint32_t n, float *y)
@@ -152,6 +182,7 @@ const cpu_kernels yard_cpu_kernels_c = {
     .name = "c",
     .reason = "plain C definition",
     .convert = &yard_convert_c,
+    .decode_pairs = decode_pairs,
     .dot = dot,
     .raw_dot = raw_dot,
     .axpy = axpy,

@@ -40,40 +40,91 @@ static void product_few(const cpu_kernels *k, const product_args *a)
     }
 }
 
-/* Many rows of x: a few rows of w are decoded once and used for all of them. */
+/* A panel: columns [at, at + n_k) of n_w rows of w are decoded once and used for all rows of x. */
+static void add_panel(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a, uint32_t n,
+                      uint32_t n_w, uint32_t at, uint32_t n_k)
+{
+    const size_t element_bytes = yard_dtype_bytes(a->w->dtype);
+    const uint32_t group = at / YARD_GROUP;
+    const float *scales[PANEL_ROWS];
+    const dot_args args = {
+        .x = (const float *)a->x + at,
+        .x_ld = a->x_ld,
+        .n_x = a->n_x,
+        .w = scratch->panel,
+        .w_ld = PANEL_K,
+        .n_w = n_w,
+        .n_k = n_k,
+        .x_scale = a->x_scale ? a->x_scale + group : NULL,
+        .x_scale_ld = a->x_scale_ld,
+        .w_scale = scale_rows(a->w, a->w_first + n, n_w, scales),
+        .y = at + n_k == a->w->cols ? a->y + n : NULL,
+        .y_ld = a->y_ld,
+        .lanes = scratch->lanes,
+        .continued = at > 0,
+    };
+
+    for (uint32_t i = 0; i < n_w; i++) {
+        const uint8_t *row = matrix_row(a->w, a->w_first + n + i);
+        if (args.w_scale)
+            scales[i] += group;
+        k->decode_pairs(a->w->dtype, row + at * element_bytes, n_k,
+                        scratch->panel + (size_t)i * PANEL_K);
+    }
+    k->dot(&args);
+}
+
 static void product_many(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a)
 {
-    const uint32_t n_k = a->w->cols, ld = pad_lanes(n_k);
-    const float *scales[PANEL_ROWS];
+    const uint32_t n_k = a->w->cols;
 
     for (uint32_t n = 0; n < a->n_w; n += PANEL_ROWS) {
         const uint32_t n_w = a->n_w - n < PANEL_ROWS ? a->n_w - n : PANEL_ROWS;
-        const dot_args args = {
-            .x = a->x,
-            .x_ld = a->x_ld,
-            .n_x = a->n_x,
-            .w = scratch->panel,
-            .w_ld = ld,
-            .n_w = n_w,
-            .n_k = n_k,
-            .x_scale = a->x_scale,
-            .x_scale_ld = a->x_scale_ld,
-            .w_scale = scale_rows(a->w, a->w_first + n, n_w, scales),
-            .y = a->y + n,
-            .y_ld = a->y_ld,
-        };
-        for (uint32_t i = 0; i < n_w; i++) {
-            k->convert->decode(a->w->dtype, matrix_row(a->w, a->w_first + n + i), n_k,
-                               scratch->panel + i * ld);
-            memset(scratch->panel + i * ld + n_k, 0, (ld - n_k) * sizeof(float));
-        }
-        k->dot(&args);
+
+        for (uint32_t at = 0; at < n_k; at += PANEL_K)
+            add_panel(k, scratch, a, n, n_w, at, n_k - at < PANEL_K ? n_k - at : PANEL_K);
     }
+}
+
+/* Rows of w that share a row of blocks, and so their scales. */
+static void product_fp8(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a)
+{
+    const yard_matrix *w = a->w;
+
+    for (uint32_t n = 0; n < a->n_w;) {
+        const uint32_t first = a->w_first + n;
+        const uint32_t in_block = w->block_rows - (w->row0 + first) % w->block_rows;
+        const uint32_t n_w = a->n_w - n < in_block ? a->n_w - n : in_block;
+
+        k->fp8_dot(&(fp8_dot_args){ .x = a->x,
+                                    .x_ld = a->x_ld,
+                                    .n_x = a->n_x,
+                                    .n_w = n_w,
+                                    .n_k = w->cols,
+                                    .w = matrix_row(w, first),
+                                    .w_ld = w->ld,
+                                    .x_scale = a->x_scale,
+                                    .x_scale_ld = a->x_scale_ld,
+                                    .w_scale = matrix_scale_row(w, first),
+                                    .y = a->y + n,
+                                    .y_ld = a->y_ld,
+                                    .scratch = scratch->panel });
+        n += n_w;
+    }
+}
+
+row_form yard_cpu_product_form(const cpu_kernels *k, const row_source *source, const yard_matrix *w)
+{
+    const bool codes = source->quantise || source->x.dtype == YARD_FP8_E4M3;
+
+    return k->fp8_dot && codes && w->dtype == YARD_FP8_E4M3 ? ROW_BF16 : ROW_PAIRS;
 }
 
 void yard_cpu_product(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a)
 {
-    if (a->n_x <= FEW_ROWS)
+    if (a->form == ROW_BF16)
+        product_fp8(k, scratch, a);
+    else if (a->n_x <= FEW_ROWS)
         product_few(k, a);
     else
         product_many(k, scratch, a);
@@ -81,8 +132,9 @@ void yard_cpu_product(const cpu_kernels *k, cpu_scratch *scratch, const product_
 
 /* ---- linear and grouped linear ----------------------------------------------------------- */
 
-/* A task is a range of output columns of one group. */
-enum { TASK_COLUMNS = 48 };
+/* A task is a range of output columns of one group: so many that laying out its rows of x costs
+ * little, so few that all threads have work. */
+enum { MIN_TASK_COLUMNS = 32, TASKS_PER_THREAD = 8 };
 
 struct linear_job {
     yard_stream s;
@@ -90,7 +142,7 @@ struct linear_job {
     const yard_matrix *w;  /* [n_groups] */
     const int32_t *offset; /* [n_groups + 1] */
     const int32_t *active; /* groups that have rows */
-    uint32_t tasks_per_group;
+    uint32_t task_columns, tasks_per_group;
     yard_rows y;
 };
 
@@ -101,10 +153,12 @@ static void linear_task(void *ctx, uint32_t task, uint32_t thread)
     cpu_scratch *scratch = &job->s->scratch[thread];
     const int32_t group = job->active[task / job->tasks_per_group];
     const yard_matrix *w = &job->w[group];
-    const uint32_t first = task % job->tasks_per_group * TASK_COLUMNS;
-    const uint32_t n_w = w->rows - first < TASK_COLUMNS ? w->rows - first : TASK_COLUMNS;
-    const uint32_t ld = pad_lanes(w->cols), scale_ld = yard_group_count(w->cols);
-    float y[MAX_TILE_ROWS * TASK_COLUMNS];
+    const uint32_t first = task % job->tasks_per_group * job->task_columns;
+    const uint32_t left_w = w->rows - first;
+    const uint32_t n_w = left_w < job->task_columns ? left_w : job->task_columns;
+    const row_form form = yard_cpu_product_form(k, &job->source, w);
+    const uint32_t ld = row_form_ld(form, w->cols), scale_ld = yard_group_count(w->cols);
+    const size_t row_bytes = ld * (form == ROW_BF16 ? sizeof(uint16_t) : sizeof(float));
 
     for (int32_t row = job->offset[group]; row < job->offset[group + 1]; row += MAX_TILE_ROWS) {
         const int32_t left = job->offset[group + 1] - row;
@@ -112,10 +166,12 @@ static void linear_task(void *ctx, uint32_t task, uint32_t thread)
         bool scaled = false;
 
         for (uint32_t i = 0; i < n_x; i++)
-            scaled = yard_cpu_load_row(k, &job->source, (size_t)row + i, 0, w->cols, scratch,
-                                       scratch->x + i * ld, scratch->x_scale + i * scale_ld);
+            scaled = yard_cpu_load_row(k, &job->source, (size_t)row + i, 0, w->cols, form, scratch,
+                                       (uint8_t *)scratch->x + i * row_bytes,
+                                       scratch->x_scale + i * scale_ld);
         yard_cpu_product(k, scratch,
-                         &(product_args){ .x = scratch->x,
+                         &(product_args){ .form = form,
+                                          .x = scratch->x,
                                           .x_ld = ld,
                                           .n_x = n_x,
                                           .x_scale = scaled ? scratch->x_scale : NULL,
@@ -123,11 +179,22 @@ static void linear_task(void *ctx, uint32_t task, uint32_t thread)
                                           .w = w,
                                           .w_first = first,
                                           .n_w = n_w,
-                                          .y = y,
-                                          .y_ld = TASK_COLUMNS });
+                                          .y = scratch->out,
+                                          .y_ld = MAX_TASK_COLUMNS });
         for (uint32_t i = 0; i < n_x; i++)
-            yard_cpu_store_row(k, job->y, (size_t)row + i, first, n_w, y + i * TASK_COLUMNS);
+            yard_cpu_store_row(k, job->y, (size_t)row + i, first, n_w,
+                               scratch->out + i * MAX_TASK_COLUMNS);
     }
+}
+
+static uint32_t task_columns(uint32_t n_columns, uint32_t n_groups, uint32_t n_threads)
+{
+    const uint64_t share = (uint64_t)n_columns * n_groups / (n_threads * TASKS_PER_THREAD);
+    const uint32_t whole = (uint32_t)share / MIN_TASK_COLUMNS * MIN_TASK_COLUMNS;
+
+    return whole < MIN_TASK_COLUMNS   ? MIN_TASK_COLUMNS
+           : whole > MAX_TASK_COLUMNS ? MAX_TASK_COLUMNS
+                                      : whole;
 }
 
 static void run_groups(struct linear_job *job, uint32_t n_groups)
@@ -138,7 +205,9 @@ static void run_groups(struct linear_job *job, uint32_t n_groups)
         if (job->offset[g + 1] > job->offset[g])
             job->s->list[n_active++] = (int32_t)g;
     job->active = job->s->list;
-    job->tasks_per_group = yard_ceil_div(job->w[0].rows, TASK_COLUMNS);
+    job->task_columns =
+        task_columns(job->w[0].rows, n_active, yard_pool_thread_count(job->s->pool));
+    job->tasks_per_group = yard_ceil_div(job->w[0].rows, job->task_columns);
     yard_pool_run(job->s->pool, linear_task, job, n_active * job->tasks_per_group);
 }
 
@@ -224,7 +293,10 @@ static void head_task(void *ctx, uint32_t h, uint32_t thread)
     const uint32_t first = h * a->head_stride + a->head_offset;
     const uint32_t n_in = a->transposed ? a->head_rows : a->w.cols;
     const uint32_t n_out = a->transposed ? a->w.cols : a->head_rows;
-    const uint32_t ld = pad_lanes(n_in), scale_ld = yard_group_count(n_in);
+    /* k_b's rows are read one value at a time */
+    const row_form form = a->transposed ? ROW_PLAIN : yard_cpu_product_form(k, &job->source, &a->w);
+    const uint32_t ld = row_form_ld(form, n_in), scale_ld = yard_group_count(n_in);
+    const size_t row_bytes = ld * (form == ROW_BF16 ? sizeof(uint16_t) : sizeof(float));
 
     for (uint32_t i0 = 0; i0 < job->n_rows; i0 += MAX_TILE_ROWS) {
         const uint32_t left = job->n_rows - i0;
@@ -232,14 +304,15 @@ static void head_task(void *ctx, uint32_t h, uint32_t thread)
         bool scaled = false;
 
         for (uint32_t i = 0; i < n_x; i++)
-            scaled = yard_cpu_load_row(k, &job->source, (size_t)job->row[i0 + i],
-                                       (size_t)h * a->x_head_stride, n_in, scratch,
-                                       scratch->x + i * ld, scratch->x_scale + i * scale_ld);
+            scaled = yard_cpu_load_row(
+                k, &job->source, (size_t)job->row[i0 + i], (size_t)h * a->x_head_stride, n_in, form,
+                scratch, (uint8_t *)scratch->x + i * row_bytes, scratch->x_scale + i * scale_ld);
         if (a->transposed)
             transposed_rows(job, scratch, first, n_x, ld, scaled);
         else
             yard_cpu_product(k, scratch,
-                             &(product_args){ .x = scratch->x,
+                             &(product_args){ .form = form,
+                                              .x = scratch->x,
                                               .x_ld = ld,
                                               .n_x = n_x,
                                               .x_scale = scaled ? scratch->x_scale : NULL,

@@ -32,23 +32,38 @@ void yard_cpu_store_row(const cpu_kernels *k, yard_rows y, size_t row, size_t co
         memcpy(dst, src, n * sizeof(*src));
 }
 
+/* Codes or plain values into the form that was asked for. */
+static void lay_out_row(const cpu_kernels *k, yard_dtype dtype, const void *stored, uint32_t n,
+                        row_form form, void *dst)
+{
+    if (form == ROW_BF16) {
+        k->codes_to_bf16(stored, n, dst);
+    } else if (form == ROW_PAIRS) {
+        k->decode_pairs(dtype, stored, n, dst);
+    } else {
+        k->convert->decode(dtype, stored, n, dst);
+        memset((float *)dst + n, 0, (pad_lanes(n) - n) * sizeof(float));
+    }
+}
+
 bool yard_cpu_load_row(const cpu_kernels *k, const row_source *source, size_t row, size_t col,
-                       uint32_t n, cpu_scratch *scratch, float *dst, float *scale)
+                       uint32_t n, row_form form, cpu_scratch *scratch, void *dst, float *scale)
 {
     const yard_rows x = source->x;
-    bool scaled = true;
 
-    k->convert->decode(x.dtype, row_at(x, row, col), n, dst);
     if (x.dtype == YARD_FP8_E4M3) {
+        lay_out_row(k, x.dtype, row_at(x, row, col), n, form, dst);
         memcpy(scale, x.scale + scale_at(x, row, col), yard_group_count(n) * sizeof(*scale));
-    } else if (source->quantise) {
-        k->convert->quantise(dst, n, source->ue8m0, scratch->codes, scale);
-        k->convert->decode(YARD_FP8_E4M3, scratch->codes, n, dst);
-    } else {
-        scaled = false;
+        return true;
     }
-    memset(dst + n, 0, (pad_lanes(n) - n) * sizeof(*dst));
-    return scaled;
+    if (source->quantise) {
+        k->convert->decode(x.dtype, row_at(x, row, col), n, scratch->row);
+        k->convert->quantise(scratch->row, n, source->ue8m0, scratch->codes, scale);
+        lay_out_row(k, YARD_FP8_E4M3, scratch->codes, n, form, dst);
+        return true;
+    }
+    lay_out_row(k, x.dtype, row_at(x, row, col), n, form, dst);
+    return false;
 }
 
 /* Puts one f32 row into the wanted forms; values are rounded in place for the quantised one. */

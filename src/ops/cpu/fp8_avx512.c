@@ -1,0 +1,215 @@
+/* Products of FP8 activations with FP8 weights on AVX-512 VBMI and BF16. Every e4m3 value is a bf16
+ * value and every product of two of them an f32 value, so the processor's bf16 dot product, which
+ * adds a lane's odd element and then its even one, each sum rounded to nearest, gives the bits of
+ * the definition. (It flushes denormals; sums of such products are multiples of 2^-18.) */
+#include "ops/cpu/cpu.h"
+
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+
+#include "ops/cpu/widen_avx512.h"
+
+enum { TILE_X = 3, TILE_W = PANEL_ROWS, PANEL_GROUPS = PANEL_K / YARD_GROUP };
+
+INLINE __m512bh load_bf16(const uint16_t *x)
+{
+    return (__m512bh)_mm512_loadu_si512(x);
+}
+
+void yard_cpu_codes_to_bf16_avx512(const uint8_t *codes, uint32_t n, uint16_t *dst)
+{
+    const code_tables t = load_code_tables();
+
+    for (uint32_t i = 0; i < n; i += STEP) {
+        const bf16_step v = widen_codes(&t, load_codes(codes + i, n - i));
+        _mm512_storeu_si512(dst + i, v.at[0]);
+        _mm512_storeu_si512(dst + i + CHUNK, v.at[1]);
+    }
+}
+
+/* ---- few rows: weights are decoded in registers -------------------------------------------- */
+
+INLINE void few_group(const fp8_dot_args *a, const code_tables *t, const uint8_t *w, uint32_t k,
+                      int mx, int nw, __m512 lane[FEW_ROWS][TILE_W])
+{
+    const uint32_t end = a->n_k - k < YARD_GROUP ? a->n_k : k + YARD_GROUP;
+
+    for (int m = 0; m < mx; m++)
+        for (int n = 0; n < nw; n++)
+            lane[m][n] = _mm512_setzero_ps();
+    for (; k < end; k += STEP)
+        for (int n = 0; n < nw; n++) {
+            const uint8_t *at = w + (size_t)n * a->w_ld + k;
+            const bf16_step v = widen_codes(t, load_codes(at, end - k));
+
+            /* the same columns of the next rows: the memory's own prefetchers lose a row's end */
+            _mm_prefetch((const char *)(at + (size_t)nw * a->w_ld), _MM_HINT_T1);
+            for (int m = 0; m < mx; m++) {
+                const uint16_t *x = a->x + m * a->x_ld + k;
+                lane[m][n] = _mm512_dpbf16_ps(lane[m][n], load_bf16(x), (__m512bh)v.at[0]);
+                lane[m][n] = _mm512_dpbf16_ps(lane[m][n], load_bf16(x + CHUNK), (__m512bh)v.at[1]);
+            }
+        }
+}
+
+INLINE void few_tile(const fp8_dot_args *a, const code_tables *t, uint32_t n0, int mx, int nw)
+{
+    const uint8_t *w = a->w + n0 * a->w_ld;
+    __m512 outer[FEW_ROWS][TILE_W];
+
+    for (int m = 0; m < mx; m++)
+        for (int n = 0; n < nw; n++)
+            outer[m][n] = _mm512_setzero_ps();
+    for (uint32_t k = 0, group = 0; k < a->n_k; k += YARD_GROUP, group++) {
+        __m512 lane[FEW_ROWS][TILE_W];
+
+        few_group(a, t, w, k, mx, nw, lane);
+        for (int m = 0; m < mx; m++) {
+            const __m512 f =
+                _mm512_set1_ps(a->x_scale[m * a->x_scale_ld + group] * a->w_scale[group]);
+            for (int n = 0; n < nw; n++)
+                outer[m][n] = _mm512_fmadd_ps(lane[m][n], f, outer[m][n]);
+        }
+    }
+    for (int m = 0; m < mx; m++)
+        for (int n = 0; n < nw; n++)
+            a->y[m * a->y_ld + n0 + n] = add_lanes(outer[m][n]);
+}
+
+INLINE void few_rows(const fp8_dot_args *a, const code_tables *t, int mx, int nw)
+{
+    uint32_t n = 0;
+
+    for (; n + (uint32_t)nw <= a->n_w; n += (uint32_t)nw)
+        few_tile(a, t, n, mx, nw);
+    for (; n < a->n_w; n++)
+        few_tile(a, t, n, mx, 1);
+}
+
+/* ---- many rows: a panel of weights is decoded into the first cache -------------------------- */
+
+/* What scratch holds. */
+typedef struct panel {
+    uint16_t *w;  /* [PANEL_ROWS, PANEL_K] */
+    float *lanes; /* [MAX_TILE_ROWS, PANEL_ROWS, LANES] */
+    float *scale; /* [MAX_TILE_ROWS, PANEL_GROUPS] of x times w */
+    uint32_t n_w, n_k;
+    bool first, last; /* columns of the row */
+} panel;
+
+static void decode_panel(const fp8_dot_args *a, const code_tables *t, const panel *p, uint32_t n0,
+                         uint32_t k0)
+{
+    for (uint32_t n = 0; n < p->n_w; n++) {
+        const uint8_t *w = a->w + (n0 + n) * a->w_ld + k0;
+        uint16_t *dst = p->w + (size_t)n * PANEL_K;
+
+        for (uint32_t k = 0; k < p->n_k; k += STEP) {
+            const bf16_step v = widen_codes(t, load_codes(w + k, p->n_k - k));
+            _mm512_store_si512(dst + k, v.at[0]);
+            _mm512_store_si512(dst + k + CHUNK, v.at[1]);
+            _mm_prefetch((const char *)(w + PANEL_ROWS * a->w_ld + k), _MM_HINT_T1);
+        }
+    }
+    for (uint32_t m = 0; m < a->n_x; m++)
+        for (uint32_t g = 0; g < yard_group_count(p->n_k); g++)
+            p->scale[m * PANEL_GROUPS + g] = a->x_scale[m * a->x_scale_ld + k0 / YARD_GROUP + g] *
+                                             a->w_scale[k0 / YARD_GROUP + g];
+}
+
+INLINE void many_tile(const fp8_dot_args *a, const panel *p, uint32_t m0, uint32_t k0, uint32_t n0,
+                      int mx, int nw)
+{
+    const uint16_t *x = a->x + m0 * a->x_ld + k0;
+    __m512 outer[TILE_X][TILE_W];
+
+    for (int m = 0; m < mx; m++)
+        for (int n = 0; n < nw; n++)
+            outer[m][n] = p->first
+                              ? _mm512_setzero_ps()
+                              : _mm512_loadu_ps(p->lanes + ((m0 + m) * PANEL_ROWS + n) * LANES);
+    for (uint32_t k = 0, group = 0; k < p->n_k; k += YARD_GROUP, group++) {
+        const uint32_t end =
+            p->n_k - k < YARD_GROUP ? (p->n_k + STEP - 1) / STEP * STEP : k + YARD_GROUP;
+        __m512 lane[TILE_X][TILE_W];
+
+        for (int m = 0; m < mx; m++)
+            for (int n = 0; n < nw; n++)
+                lane[m][n] = _mm512_setzero_ps();
+        for (uint32_t i = k; i < end; i += CHUNK) {
+            __m512bh wv[TILE_W];
+            for (int n = 0; n < nw; n++)
+                wv[n] = load_bf16(p->w + n * PANEL_K + i);
+            for (int m = 0; m < mx; m++) {
+                const __m512bh xv = load_bf16(x + m * a->x_ld + i);
+                for (int n = 0; n < nw; n++)
+                    lane[m][n] = _mm512_dpbf16_ps(lane[m][n], xv, wv[n]);
+            }
+        }
+        for (int m = 0; m < mx; m++) {
+            const __m512 f = _mm512_set1_ps(p->scale[(m0 + m) * PANEL_GROUPS + group]);
+            for (int n = 0; n < nw; n++)
+                outer[m][n] = _mm512_fmadd_ps(lane[m][n], f, outer[m][n]);
+        }
+    }
+    for (int m = 0; m < mx; m++)
+        for (int n = 0; n < nw; n++) {
+            if (p->last)
+                a->y[(m0 + m) * a->y_ld + n0 + n] = add_lanes(outer[m][n]);
+            else
+                _mm512_storeu_ps(p->lanes + ((m0 + m) * PANEL_ROWS + n) * LANES, outer[m][n]);
+        }
+}
+
+INLINE void many_columns(const fp8_dot_args *a, const panel *p, uint32_t k0, uint32_t n0, int nw)
+{
+    uint32_t m = 0;
+
+    for (; m + 3 <= a->n_x; m += 3)
+        many_tile(a, p, m, k0, n0, 3, nw);
+    if (m + 2 <= a->n_x)
+        many_tile(a, p, m, k0, n0, 2, nw);
+    else if (m < a->n_x)
+        many_tile(a, p, m, k0, n0, 1, nw);
+}
+
+static void many_rows(const fp8_dot_args *a, const code_tables *t)
+{
+    panel p = { .w = a->scratch };
+
+    p.lanes = (float *)(void *)(p.w + PANEL_ROWS * PANEL_K);
+    p.scale = p.lanes + MAX_TILE_ROWS * PANEL_ROWS * LANES;
+    for (uint32_t n = 0; n < a->n_w; n += PANEL_ROWS)
+        for (uint32_t k = 0; k < a->n_k; k += PANEL_K) {
+            p.n_w = a->n_w - n < PANEL_ROWS ? a->n_w - n : PANEL_ROWS;
+            p.n_k = a->n_k - k < PANEL_K ? a->n_k - k : PANEL_K;
+            p.first = k == 0;
+            p.last = k + p.n_k == a->n_k;
+            decode_panel(a, t, &p, n, k);
+            if (p.n_w == 4)
+                many_columns(a, &p, k, n, 4);
+            else if (p.n_w == 3)
+                many_columns(a, &p, k, n, 3);
+            else if (p.n_w == 2)
+                many_columns(a, &p, k, n, 2);
+            else
+                many_columns(a, &p, k, n, 1);
+        }
+}
+
+void yard_cpu_fp8_dot_avx512(const fp8_dot_args *a)
+{
+    const code_tables t = load_code_tables();
+
+    if (a->n_x == 1)
+        few_rows(a, &t, 1, 4);
+    else if (a->n_x == 2)
+        few_rows(a, &t, 2, 4);
+    else if (a->n_x == 3)
+        few_rows(a, &t, 3, 2);
+    else if (a->n_x == 4)
+        few_rows(a, &t, 4, 2);
+    else
+        many_rows(a, &t);
+}
+
+#endif

@@ -1,0 +1,375 @@
+/* AVX-512 variants of the inner kernels whose sums have LANES partial sums: one register each. Rows
+ * and conversions are AVX2's. */
+#include "ops/cpu/cpu.h"
+
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+
+#include <math.h>
+
+#include "ops/cpu/widen_avx512.h"
+
+enum { TILE_X = 3, TILE_W = PANEL_ROWS };
+
+/* ---- dot products ---------------------------------------------------------------------- */
+
+/* acc[m][n] += x[m] . w[n] over [k, end); mx and nw are compile-time constants. */
+INLINE void dot_span(const dot_args *a, const float *x, const float *w, uint32_t k, uint32_t end,
+                     int mx, int nw, __m512 acc[TILE_X][TILE_W])
+{
+    for (; k < end; k += LANES) {
+        __m512 wv[TILE_W];
+        for (int n = 0; n < nw; n++)
+            wv[n] = _mm512_loadu_ps(w + n * a->w_ld + k);
+        for (int m = 0; m < mx; m++) {
+            const __m512 xv = _mm512_loadu_ps(x + m * a->x_ld + k);
+            for (int n = 0; n < nw; n++)
+                acc[m][n] = _mm512_fmadd_ps(xv, wv[n], acc[m][n]);
+        }
+    }
+}
+
+INLINE void dot_scaled(const dot_args *a, uint32_t m0, uint32_t n0, int mx, int nw,
+                       __m512 outer[TILE_X][TILE_W])
+{
+    const float *x = a->x + m0 * a->x_ld, *w = a->w + n0 * a->w_ld;
+    const uint32_t n_k = pad_lanes(a->n_k);
+
+    for (uint32_t k = 0, group = 0; k < n_k; k += YARD_GROUP, group++) {
+        const uint32_t end = n_k - k < YARD_GROUP ? n_k : k + YARD_GROUP;
+        __m512 lane[TILE_X][TILE_W];
+
+        for (int m = 0; m < mx; m++)
+            for (int n = 0; n < nw; n++)
+                lane[m][n] = _mm512_setzero_ps();
+        dot_span(a, x, w, k, end, mx, nw, lane);
+        for (int m = 0; m < mx; m++)
+            for (int n = 0; n < nw; n++) {
+                const float ws = a->w_scale[n0 + n][group];
+                const float f = a->x_scale ? a->x_scale[(m0 + m) * a->x_scale_ld + group] * ws : ws;
+                outer[m][n] = _mm512_fmadd_ps(lane[m][n], _mm512_set1_ps(f), outer[m][n]);
+            }
+    }
+}
+
+INLINE void dot_tile(const dot_args *a, uint32_t m0, uint32_t n0, int mx, int nw)
+{
+    __m512 outer[TILE_X][TILE_W];
+
+    for (int m = 0; m < mx; m++)
+        for (int n = 0; n < nw; n++)
+            outer[m][n] =
+                a->continued
+                    ? _mm512_loadu_ps(a->lanes + ((size_t)(m0 + m) * a->n_w + n0 + n) * LANES)
+                    : _mm512_setzero_ps();
+    if (a->w_scale)
+        dot_scaled(a, m0, n0, mx, nw, outer);
+    else
+        dot_span(a, a->x + m0 * a->x_ld, a->w + n0 * a->w_ld, 0, pad_lanes(a->n_k), mx, nw, outer);
+    for (int m = 0; m < mx; m++)
+        for (int n = 0; n < nw; n++) {
+            if (a->y)
+                a->y[(m0 + m) * a->y_ld + n0 + n] = add_lanes(outer[m][n]);
+            else
+                _mm512_storeu_ps(a->lanes + ((size_t)(m0 + m) * a->n_w + n0 + n) * LANES,
+                                 outer[m][n]);
+        }
+}
+
+INLINE void dot_columns(const dot_args *a, uint32_t n0, int nw)
+{
+    uint32_t m = 0;
+
+    for (; m + 3 <= a->n_x; m += 3)
+        dot_tile(a, m, n0, 3, nw);
+    if (m + 2 <= a->n_x)
+        dot_tile(a, m, n0, 2, nw);
+    else if (m < a->n_x)
+        dot_tile(a, m, n0, 1, nw);
+}
+
+static void dot(const dot_args *a)
+{
+    uint32_t n = 0;
+
+    for (; n + 4 <= a->n_w; n += 4)
+        dot_columns(a, n, 4);
+    for (; n < a->n_w; n++)
+        dot_columns(a, n, 1);
+}
+
+/* ---- stored weights -------------------------------------------------------------------- */
+
+/* A STEP of stored elements in pairs: odd, even, odd, even. */
+typedef struct pairs {
+    __m512 at[4];
+} pairs;
+
+INLINE void split_bf16(__m512i two, __m512 *odd, __m512 *even)
+{
+    *odd = _mm512_castsi512_ps(_mm512_and_si512(two, _mm512_set1_epi32((int)0xffff0000u)));
+    *even = _mm512_castsi512_ps(_mm512_slli_epi32(two, 16));
+}
+
+INLINE void split_plain(__m512 low, __m512 high, __m512 *odd, __m512 *even)
+{
+    const __m512i evens =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+
+    *even = _mm512_permutex2var_ps(low, evens, high);
+    *odd = _mm512_permutex2var_ps(low, _mm512_add_epi32(evens, _mm512_set1_epi32(1)), high);
+}
+
+INLINE pairs load_pairs(const code_tables *t, yard_dtype dtype, const uint8_t *w, uint32_t n)
+{
+    bf16_step v;
+    pairs p;
+
+    switch (dtype) {
+    case YARD_FP8_E4M3:
+        v = widen_codes(t, load_codes(w, n));
+        for (int i = 0; i < 2; i++)
+            split_bf16(v.at[i], &p.at[2 * i], &p.at[2 * i + 1]);
+        break;
+    case YARD_BF16:
+        for (int i = 0; i < 2; i++)
+            split_bf16(_mm512_loadu_si512(w + 64 * i), &p.at[2 * i], &p.at[2 * i + 1]);
+        break;
+    case YARD_F16:
+        for (int i = 0; i < 2; i++)
+            split_plain(
+                _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(w + 64 * i))),
+                _mm512_cvtph_ps(
+                    _mm256_loadu_si256((const __m256i *)(const void *)(w + 64 * i + 32))),
+                &p.at[2 * i], &p.at[2 * i + 1]);
+        break;
+    default:
+        for (int i = 0; i < 2; i++)
+            split_plain(_mm512_loadu_ps(w + 128 * i), _mm512_loadu_ps(w + 128 * i + 64),
+                        &p.at[2 * i], &p.at[2 * i + 1]);
+    }
+    return p;
+}
+
+INLINE size_t bytes_of(yard_dtype dtype)
+{
+    return dtype == YARD_FP8_E4M3 ? 1 : dtype == YARD_F32 ? 4 : 2;
+}
+
+/* The last elements, fewer than a step: through a padded copy, since the stored row may end at the
+ * end of the mapping. */
+INLINE pairs load_rest(const code_tables *t, yard_dtype dtype, const uint8_t *w, uint32_t n)
+{
+    _Alignas(64) uint8_t last[STEP * 4] = { 0 };
+
+    memcpy(last, w, n * bytes_of(dtype));
+    return load_pairs(t, dtype, last, STEP);
+}
+
+INLINE void decode_dtype(yard_dtype dtype, const uint8_t *src, uint32_t n, float *dst)
+{
+    const code_tables t = load_code_tables();
+
+    for (uint32_t i = 0; i < n; i += STEP) {
+        const uint8_t *at = src + i * bytes_of(dtype);
+        const pairs p =
+            n - i >= STEP ? load_pairs(&t, dtype, at, STEP) : load_rest(&t, dtype, at, n - i);
+        const int used = n - i > CHUNK ? 4 : 2; /* dst ends with a chunk */
+        for (int v = 0; v < used; v++)
+            _mm512_storeu_ps(dst + i + LANES * v, p.at[v]);
+    }
+}
+
+static void decode_pairs(yard_dtype dtype, const void *src, uint32_t n, float *dst)
+{
+    switch (dtype) {
+    case YARD_FP8_E4M3:
+        decode_dtype(YARD_FP8_E4M3, src, n, dst);
+        break;
+    case YARD_BF16:
+        decode_dtype(YARD_BF16, src, n, dst);
+        break;
+    case YARD_F16:
+        decode_dtype(YARD_F16, src, n, dst);
+        break;
+    default:
+        decode_dtype(YARD_F32, src, n, dst);
+    }
+}
+
+/* used: vectors of x that are there; the others would be multiplied with zeros. */
+INLINE void raw_step(const raw_dot_args *a, pairs p, uint32_t k, int mx, int n, int used,
+                     __m512 lane[FEW_ROWS][TILE_W])
+{
+    for (int m = 0; m < mx; m++)
+        for (int v = 0; v < used; v++)
+            lane[m][n] = _mm512_fmadd_ps(_mm512_loadu_ps(a->x + m * a->x_ld + k + LANES * v),
+                                         p.at[v], lane[m][n]);
+}
+
+/* Adds x[m] . w[n] over [k, end) to the lanes. */
+INLINE void raw_span(const raw_dot_args *a, const code_tables *t, const uint8_t *const *w,
+                     uint32_t k, uint32_t end, int mx, int nw, yard_dtype dtype,
+                     __m512 lane[FEW_ROWS][TILE_W])
+{
+    for (; k + STEP <= end; k += STEP)
+        for (int n = 0; n < nw; n++)
+            raw_step(a, load_pairs(t, dtype, w[n] + k * bytes_of(dtype), STEP), k, mx, n, 4, lane);
+    if (k < end)
+        for (int n = 0; n < nw; n++) {
+            const pairs p = load_rest(t, dtype, w[n] + k * bytes_of(dtype), end - k);
+            if (end - k > CHUNK)
+                raw_step(a, p, k, mx, n, 4, lane);
+            else
+                raw_step(a, p, k, mx, n, 2, lane);
+        }
+}
+
+INLINE void raw_scaled(const raw_dot_args *a, const code_tables *t, const uint8_t *const *w,
+                       uint32_t n0, int mx, int nw, yard_dtype dtype,
+                       __m512 outer[FEW_ROWS][TILE_W])
+{
+    for (uint32_t k = 0, group = 0; k < a->n_k; k += YARD_GROUP, group++) {
+        const uint32_t end = a->n_k - k < YARD_GROUP ? a->n_k : k + YARD_GROUP;
+        __m512 lane[FEW_ROWS][TILE_W];
+
+        for (int m = 0; m < mx; m++)
+            for (int n = 0; n < nw; n++)
+                lane[m][n] = _mm512_setzero_ps();
+        raw_span(a, t, w, k, end, mx, nw, dtype, lane);
+        for (int m = 0; m < mx; m++)
+            for (int n = 0; n < nw; n++) {
+                const float ws = a->w_scale[n0 + n][group];
+                const float f = a->x_scale ? a->x_scale[m * a->x_scale_ld + group] * ws : ws;
+                outer[m][n] = _mm512_fmadd_ps(lane[m][n], _mm512_set1_ps(f), outer[m][n]);
+            }
+    }
+}
+
+INLINE void raw_tile(const raw_dot_args *a, const code_tables *t, uint32_t n0, int mx, int nw,
+                     yard_dtype dtype)
+{
+    const uint8_t *w[TILE_W];
+    __m512 outer[FEW_ROWS][TILE_W];
+
+    for (int n = 0; n < nw; n++)
+        w[n] = (const uint8_t *)a->w + (n0 + n) * a->w_ld * bytes_of(dtype);
+    for (int m = 0; m < mx; m++)
+        for (int n = 0; n < nw; n++)
+            outer[m][n] = _mm512_setzero_ps();
+    if (a->w_scale)
+        raw_scaled(a, t, w, n0, mx, nw, dtype, outer);
+    else
+        raw_span(a, t, w, 0, a->n_k, mx, nw, dtype, outer);
+    for (int m = 0; m < mx; m++)
+        for (int n = 0; n < nw; n++)
+            a->y[m * a->y_ld + n0 + n] = add_lanes(outer[m][n]);
+}
+
+INLINE void raw_rows(const raw_dot_args *a, int mx, int nw, yard_dtype dtype)
+{
+    const code_tables t = load_code_tables();
+    uint32_t n = 0;
+
+    for (; n + (uint32_t)nw <= a->n_w; n += (uint32_t)nw)
+        raw_tile(a, &t, n, mx, nw, dtype);
+    for (; n < a->n_w; n++)
+        raw_tile(a, &t, n, mx, 1, dtype);
+}
+
+INLINE void raw_dot_dtype(const raw_dot_args *a, yard_dtype dtype)
+{
+    if (a->n_x == 1)
+        raw_rows(a, 1, 4, dtype);
+    else if (a->n_x == 2)
+        raw_rows(a, 2, 4, dtype);
+    else if (a->n_x == 3)
+        raw_rows(a, 3, 2, dtype);
+    else
+        raw_rows(a, 4, 2, dtype);
+}
+
+static void raw_dot(const raw_dot_args *a)
+{
+    switch (a->w_dtype) {
+    case YARD_FP8_E4M3:
+        raw_dot_dtype(a, YARD_FP8_E4M3);
+        break;
+    case YARD_BF16:
+        raw_dot_dtype(a, YARD_BF16);
+        break;
+    case YARD_F16:
+        raw_dot_dtype(a, YARD_F16);
+        break;
+    default:
+        raw_dot_dtype(a, YARD_F32);
+    }
+}
+
+/* ---- columns --------------------------------------------------------------------------- */
+
+/* acc[m, c .. c + 16 nc) over all r; the last vector has only the columns of its mask. */
+INLINE void axpy_tile(const float *x, size_t x_ld, int mx, const float *w, size_t w_ld,
+                      uint32_t n_r, int nc, __mmask16 mask, float *acc, size_t acc_ld)
+{
+    __m512 sum[4][4];
+
+    for (int m = 0; m < mx; m++)
+        for (int c = 0; c < nc; c++)
+            sum[m][c] =
+                _mm512_maskz_loadu_ps(c == nc - 1 ? mask : 0xffff, acc + m * acc_ld + c * LANES);
+    for (uint32_t r = 0; r < n_r; r++) {
+        __m512 wv[4];
+        for (int c = 0; c < nc; c++)
+            wv[c] = _mm512_maskz_loadu_ps(c == nc - 1 ? mask : 0xffff, w + r * w_ld + c * LANES);
+        for (int m = 0; m < mx; m++) {
+            const __m512 xv = _mm512_set1_ps(x[m * x_ld + r]);
+            for (int c = 0; c < nc; c++)
+                sum[m][c] = _mm512_fmadd_ps(xv, wv[c], sum[m][c]);
+        }
+    }
+    for (int m = 0; m < mx; m++)
+        for (int c = 0; c < nc; c++)
+            _mm512_mask_storeu_ps(acc + m * acc_ld + c * LANES, c == nc - 1 ? mask : 0xffff,
+                                  sum[m][c]);
+}
+
+INLINE void axpy_rows(const float *x, size_t x_ld, int mx, const float *w, size_t w_ld,
+                      uint32_t n_r, uint32_t n_c, float *acc, size_t acc_ld)
+{
+    uint32_t c = 0;
+
+    for (; c + 4 * LANES <= n_c; c += 4 * LANES)
+        axpy_tile(x, x_ld, mx, w + c, w_ld, n_r, 4, 0xffff, acc + c, acc_ld);
+    for (; c < n_c; c += LANES)
+        axpy_tile(x, x_ld, mx, w + c, w_ld, n_r, 1,
+                  n_c - c >= LANES ? 0xffff : (__mmask16)((1u << (n_c - c)) - 1), acc + c, acc_ld);
+}
+
+static void axpy(const float *x, size_t x_ld, uint32_t n_x, const float *w, size_t w_ld,
+                 uint32_t n_r, uint32_t n_c, float *acc, size_t acc_ld)
+{
+    uint32_t m = 0;
+
+    for (; m + 4 <= n_x; m += 4)
+        axpy_rows(x + m * x_ld, x_ld, 4, w, w_ld, n_r, n_c, acc + m * acc_ld, acc_ld);
+    for (; m < n_x; m++)
+        axpy_rows(x + m * x_ld, x_ld, 1, w, w_ld, n_r, n_c, acc + m * acc_ld, acc_ld);
+}
+
+const cpu_kernels yard_cpu_kernels_avx512 = {
+    .name = "avx512",
+    .reason = "the processor has AVX-512 with VBMI and BF16",
+    .convert = &yard_convert_avx2,
+    .decode_pairs = decode_pairs,
+    .dot = dot,
+    .raw_dot = raw_dot,
+    .fp8_dot = yard_cpu_fp8_dot_avx512,
+    .codes_to_bf16 = yard_cpu_codes_to_bf16_avx512,
+    .axpy = axpy,
+    .scale = yard_cpu_scale_avx2,
+    .sum_squares = yard_cpu_sum_squares_avx2,
+    .exp_sum = yard_cpu_exp_sum_avx2,
+    .silu_mul = yard_cpu_silu_mul_avx2,
+};
+
+#endif
