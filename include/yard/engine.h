@@ -1,4 +1,4 @@
-/* The engine: one model on this process's device, many requests at once.
+/* The engine: one model, many requests at once, on this process's device or as one of many ranks.
  *
  *     yard_engine_create(&engine, &config, &err);
  *     yard_engine_submit(engine, &request, &id);
@@ -9,15 +9,21 @@
  *     yard_engine_destroy(engine);
  *
  * The engine speaks token ids only; text belongs to the caller. It never prints: warnings and the
- * progress of loading go through callbacks. Threads: one caller at a time per engine; engines are
- * independent of each other. */
+ * progress of loading go through callbacks. Threads: one caller at a time per engine, but for
+ * yard_engine_wake(); engines are independent of each other.
+ *
+ * Several ranks (config.fabric): each rank of the group has an engine; tp consecutive ranks are an
+ * instance and are given the same requests and aborts in the same order. Every rank keeps calling
+ * yard_engine_step(), and yard_engine_wait() between steps: a step runs on all ranks together, also
+ * on those that have no request. When one is lost, step and wait fail on all others until
+ * yard_engine_rejoin(). */
 #ifndef YARD_ENGINE_H
 #define YARD_ENGINE_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-#include <yard/status.h>
+#include <yard/fabric.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -47,12 +53,33 @@ typedef struct yard_engine_config {
     void (*warn)(void *ctx, const char *line);                                    /* may be NULL */
     void (*progress)(void *ctx, const char *what, uint64_t done, uint64_t total); /* may be NULL */
     void *notify_ctx;
+    yard_fabric *fabric;     /* of the ranks that run the model together, with the heap that
+                                yard_engine_budget_of() tells; borrowed until destroy or rejoin.
+                                NULL: this process alone */
+    uint32_t tp;             /* ranks of an instance; equal on all ranks; 0: 1 */
+    uint32_t prefill_budget; /* prompt tokens of all instances in one step, equal on all ranks; 0:
+                                max_tokens for each */
+    uint64_t timeout_us;     /* of every wait for another rank; 0: the fabric's */
 } yard_engine_config;
 
 #define YARD_ENGINE_CONFIG_INIT                                                                    \
     {                                                                                              \
         .size = sizeof(yard_engine_config), .max_seqs = 16, .max_tokens = 512                      \
     }
+
+/* Memory that one rank takes. */
+typedef struct yard_engine_budget {
+    uint64_t weight_bytes;  /* mapped from the checkpoint */
+    uint64_t heap_bytes;    /* symmetric heap: what the fabric is to be created with */
+    uint64_t cache_bytes;   /* KV */
+    uint64_t scratch_bytes; /* taken as it is used */
+} yard_engine_budget;
+
+/* The budget of a rank of n_ranks, before anything is allocated; reads config.json only, so that a
+ * layout that cannot be is refused at once. config.fabric is not read. Errors: YARD_EINVAL naming
+ * what does not divide and the nearest layout that can be; as yard_engine_create(). */
+YARD_API yard_status yard_engine_budget_of(const yard_engine_config *config, uint32_t n_ranks,
+                                           uint32_t rank, yard_engine_budget *out, yard_error *err);
 
 /* Loads the model and allocates everything. On success the caller owns *out. Errors: YARD_EINVAL,
  * YARD_EIO, YARD_EFORMAT, YARD_ENOTSUP, YARD_ENOMEM, each with one line in err. */
@@ -109,9 +136,24 @@ YARD_API yard_status yard_engine_submit(yard_engine *engine, const yard_request 
                                         uint64_t *id);
 
 /* Runs one step: at most max_tokens rows of decodes and prompt chunks. With no work it returns at
- * once. On return every event of the step can be polled. Errors: YARD_ENOMEM; nothing is lost, the
- * same call can succeed later. */
+ * once. On return every event of the step can be polled. Requests and aborts that came since the
+ * last call may wait for the next step when there are several ranks. Errors: YARD_ENOMEM; nothing
+ * is lost, the same call can succeed later. YARD_EPEER, YARD_ETIMEDOUT: a rank was lost; the
+ * message names it, with layer and stage when a step was under way, whose results are dropped. */
 YARD_API yard_status yard_engine_step(yard_engine *engine);
+
+/* Sleeps until there is a step to run here or on another rank, yard_engine_wake() is called, or
+ * timeout_us (0: the fabric's) has passed; returns at once without a fabric. Errors: YARD_EPEER. */
+YARD_API yard_status yard_engine_wait(yard_engine *engine, uint64_t timeout_us);
+
+/* Ends a yard_engine_wait() that runs or is to come. Any thread, but not during rejoin. */
+YARD_API void yard_engine_wake(yard_engine *engine);
+
+/* After YARD_EPEER or YARD_ETIMEDOUT: the same rank in a new group over a new fabric, with the
+ * weights it has. All requests end without events. Collective in that every rank of the new fabric
+ * calls this or creates an engine. The old fabric is free when it returns, also with an error; the
+ * engine can then only be destroyed or join another one. */
+YARD_API yard_status yard_engine_rejoin(yard_engine *engine, yard_fabric *fabric, yard_error *err);
 
 typedef enum yard_finish {
     YARD_RUNNING = 0,
@@ -133,13 +175,18 @@ typedef struct yard_event {
 YARD_API uint32_t yard_engine_poll(yard_engine *engine, yard_event *events, uint32_t max_events);
 
 /* Ends a request and frees its pages before the next step. Its last event says
- * YARD_FINISH_ABORTED. Errors: YARD_EINVAL for an id that is not queued or running. */
+ * YARD_FINISH_ABORTED. Errors: YARD_EINVAL for an id that is not queued or running; with several
+ * ranks there is no such error and no event, for the ranks of an instance may learn of the end of a
+ * request at different times. YARD_ENOMEM. */
 YARD_API yard_status yard_engine_abort(yard_engine *engine, uint64_t id);
 
 typedef struct yard_engine_stats {
     uint32_t n_queued, n_running;
     uint32_t n_pages, n_free_pages; /* of 64 tokens */
     uint64_t n_steps, n_prompt_tokens, n_output_tokens;
+    uint64_t n_empty_steps; /* of n_steps: those without a token here, run for the other ranks */
+    uint64_t agree_us;      /* spent waiting for the records of other ranks, sleep excluded */
+    uint32_t generation;    /* of the group; counts from 1 */
 } yard_engine_stats;
 
 YARD_API void yard_engine_get_stats(const yard_engine *engine, yard_engine_stats *out);

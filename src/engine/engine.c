@@ -77,17 +77,37 @@ static uint64_t default_kv_tokens(const yard_model_config *c)
     return n < c->max_positions ? n : c->max_positions;
 }
 
-static yard_status create_model(yard_engine *e, const yard_engine_config *c, yard_error *err)
+static yard_status lay_out_ranks(yard_model_options *options, const yard_engine_config *c,
+                                 uint32_t n_ranks, yard_error *err)
+{
+    const uint32_t tp = c->tp ? c->tp : 1;
+
+    if (n_ranks % tp != 0)
+        return yard_fail(err, YARD_EINVAL, "layout: want ranks a multiple of TP %u, got %u", tp,
+                         n_ranks);
+    options->layout = (yard_layout){ n_ranks, n_ranks / tp, tp };
+    options->fabric = c->fabric;
+    options->rank = c->fabric ? yard_fabric_rank(c->fabric) : 0;
+    options->heap_at = yard_group_model_at(n_ranks);
+    options->timeout_us = c->timeout_us;
+    return YARD_OK;
+}
+
+/* Reads config.json and settles every size. */
+static yard_status choose_sizes(yard_engine *e, const yard_engine_config *c, uint32_t n_ranks,
+                                yard_model_options *options, yard_error *err)
 {
     const yard_notify notify = { c->warn, c->progress, c->notify_ctx };
-    yard_model_options options = { .exact = c->mode == YARD_EXACT,
-                                   .mtp = c->mtp,
-                                   .n_threads = c->n_threads,
-                                   .cpu_variant = c->cpu_variant,
-                                   .max_seqs = c->max_seqs };
     yard_status st = yard_model_config_load(&e->model_config, c->model_dir, &notify, err);
     uint64_t kv_tokens = c->kv_tokens;
 
+    *options = (yard_model_options){ .exact = c->mode == YARD_EXACT,
+                                     .mtp = c->mtp,
+                                     .n_threads = c->n_threads,
+                                     .cpu_variant = c->cpu_variant,
+                                     .max_seqs = c->max_seqs };
+    if (st == YARD_OK)
+        st = lay_out_ranks(options, c, n_ranks, err);
     if (st != YARD_OK)
         return st;
     if (kv_tokens == 0)
@@ -106,12 +126,46 @@ static yard_status create_model(yard_engine *e, const yard_engine_config *c, yar
         e->max_tokens = e->n_pages * YARD_PAGE_TOKENS;
     if (e->max_tokens < c->max_seqs)
         e->max_tokens = c->max_seqs;
-    options.max_tokens = e->max_tokens;
+    options->max_tokens = e->max_tokens;
     e->max_logits = c->max_seqs > MIN_LOGIT_ROWS ? c->max_seqs : MIN_LOGIT_ROWS;
-    options.n_pages = e->n_pages;
-    options.max_pages_per_seq = e->max_pages_per_seq;
-    options.max_logits = e->max_logits;
-    return yard_model_create(&e->model, c->model_dir, &e->model_config, &options, &notify, err);
+    options->n_pages = e->n_pages;
+    options->max_pages_per_seq = e->max_pages_per_seq;
+    options->max_logits = e->max_logits;
+    return YARD_OK;
+}
+
+yard_status yard_engine_budget_of(const yard_engine_config *config, uint32_t n_ranks, uint32_t rank,
+                                  yard_engine_budget *out, yard_error *err)
+{
+    yard_engine_config c;
+    yard_engine e = { 0 }; /* for its sizes */
+    yard_model_options options;
+    yard_model_budget model;
+    yard_status st = read_config(&c, config, err);
+
+    c.fabric = NULL;
+    if (st == YARD_OK)
+        st = choose_sizes(&e, &c, n_ranks, &options, err);
+    options.rank = rank;
+    if (st == YARD_OK)
+        st = yard_model_budget_of(&e.model_config, &options, &model, err);
+    if (st == YARD_OK)
+        *out = (yard_engine_budget){ .weight_bytes = model.weight_bytes,
+                                     .heap_bytes = options.heap_at + model.heap_bytes,
+                                     .cache_bytes = model.cache_bytes,
+                                     .scratch_bytes = model.scratch_bytes };
+    return st;
+}
+
+static yard_status create_model(yard_engine *e, const yard_engine_config *c, yard_error *err)
+{
+    const yard_notify notify = { c->warn, c->progress, c->notify_ctx };
+    yard_model_options options;
+    yard_status st = choose_sizes(e, c, c->fabric ? yard_fabric_size(c->fabric) : 1, &options, err);
+
+    if (st == YARD_OK)
+        st = yard_model_create(&e->model, c->model_dir, &e->model_config, &options, &notify, err);
+    return st;
 }
 
 yard_status yard_engine_create(yard_engine **out, const yard_engine_config *config, yard_error *err)
@@ -128,6 +182,8 @@ yard_status yard_engine_create(yard_engine **out, const yard_engine_config *conf
     st = create_model(e, &c, err);
     if (st == YARD_OK)
         st = allocate(e, err);
+    if (st == YARD_OK)
+        st = yard_group_open(e, &c, err);
     if (st != YARD_OK) {
         yard_engine_destroy(e);
         return st;
@@ -141,13 +197,8 @@ void yard_engine_destroy(yard_engine *e)
 {
     if (!e)
         return;
-    for (uint32_t i = 0; e->running && i < e->max_seqs; i++)
-        yard_sequence_free(e->running[i]);
-    while (e->queue_head) {
-        sequence *seq = e->queue_head;
-        e->queue_head = seq->next;
-        yard_sequence_free(seq);
-    }
+    yard_engine_drop_all(e);
+    yard_group_close(e);
     yard_model_destroy(e->model);
     free(e->running);
     free(e->started);
@@ -187,13 +238,16 @@ void yard_engine_return_pages(yard_engine *e, uint32_t slot, uint32_t n_pages)
 
 void yard_engine_get_stats(const yard_engine *e, yard_engine_stats *out)
 {
-    *out = (yard_engine_stats){ .n_queued = e->n_queued,
+    *out = (yard_engine_stats){ .n_queued = e->n_pending + e->n_queued,
                                 .n_running = e->n_running,
                                 .n_pages = e->n_pages,
                                 .n_free_pages = e->n_free_pages,
                                 .n_steps = e->n_steps,
                                 .n_prompt_tokens = e->n_prompt_tokens,
-                                .n_output_tokens = e->n_output_tokens };
+                                .n_output_tokens = e->n_output_tokens,
+                                .n_empty_steps = e->n_empty_steps,
+                                .agree_us = e->agree_us,
+                                .generation = e->records.generation };
 }
 
 const char *yard_engine_error(const yard_engine *e)

@@ -2,7 +2,10 @@
 #ifndef YARD_ENGINE_IMPL_H
 #define YARD_ENGINE_IMPL_H
 
+#include <stdatomic.h>
+
 #include "engine/engine.h"
+#include "engine/records.h"
 
 /* One request. Its tokens are the prompt, then the output; the first n_cached of them are in the
  * KV cache. */
@@ -21,6 +24,13 @@ typedef struct sequence {
     int32_t *stop_token; /* [n_stop_token] */
     uint32_t n_stop_token;
 } sequence;
+
+/* What was asked for since the last step, in the instance's order: a request, or its end. */
+typedef struct command {
+    struct command *next;
+    sequence *seq; /* NULL: abort_id ends */
+    uint64_t abort_id;
+} command;
 
 /* A growing ring of events; its capacity always covers one event for every live request. */
 typedef struct event_queue {
@@ -54,8 +64,19 @@ struct yard_engine {
     bool *failed;                 /* [max_seqs] rows whose logits are not finite */
     uint32_t *order;              /* [max_seqs] running slots in order of admission */
 
+    /* several ranks (group.c) */
+    yard_fabric *fabric; /* NULL: this process alone */
+    yard_agree_config group;
+    yard_records records;
+    uint64_t timeout_us;
+    yard_status broken; /* why the group is over; YARD_OK: it is not */
+    _Atomic bool woken;
+    command *command_head, *command_tail;
+    uint64_t n_commands, n_taken; /* received and taken so far, in this generation */
+    uint32_t n_pending;           /* requests among those not taken */
+
     event_queue events;
-    uint64_t n_steps, n_prompt_tokens, n_output_tokens;
+    uint64_t n_steps, n_prompt_tokens, n_output_tokens, n_empty_steps, agree_us;
     yard_error err;
     char description[256];
 };
@@ -78,6 +99,50 @@ bool yard_logits_are_finite(const float *logits, uint32_t n);
 
 /* Gives a slot back: pages return to the stack, the sequence is freed. */
 void yard_engine_release_slot(yard_engine *engine, uint32_t slot);
+
+/* Requests that may still get events. */
+static inline uint32_t yard_engine_live(const yard_engine *e)
+{
+    return e->n_pending + e->n_queued + e->n_running;
+}
+
+/* ---- several ranks: group.c; a process alone is a group of one ----------------------------- */
+
+/* Of the group's heap: the records of step agreement come first. */
+static inline yard_sym yard_group_model_at(uint32_t n_ranks)
+{
+    return yard_align_up(yard_records_heap_bytes(n_ranks), 64);
+}
+
+/* After the model was created over config->fabric. */
+yard_status yard_group_open(yard_engine *engine, const yard_engine_config *config, yard_error *err);
+void yard_group_close(yard_engine *engine);
+
+/* Takes over seq (NULL: the end of request abort_id), to take effect with a later step. */
+yard_status yard_group_command(yard_engine *engine, sequence *seq, uint64_t abort_id);
+
+/* What the next step is; plan->runs is false when the group sleeps. */
+yard_status yard_group_plan(yard_engine *engine, yard_step_plan *plan);
+
+/* The commands that the plan says. */
+void yard_group_take_commands(yard_engine *engine, uint64_t n_commands);
+
+/* Between gathering the rows of a step and running it: this rank's record of the next one. */
+yard_status yard_group_post(yard_engine *engine);
+
+/* The step failed: the group is over. Returns st. */
+yard_status yard_group_break(yard_engine *engine, yard_status st);
+
+/* ---- requests ----------------------------------------------------------------------------- */
+
+/* Appends to the queue. */
+void yard_engine_enqueue(yard_engine *engine, sequence *seq);
+
+/* Ends a queued or running request with an event; false when there is none such. */
+bool yard_engine_end(yard_engine *engine, uint64_t id);
+
+/* Ends all, without events. */
+void yard_engine_drop_all(yard_engine *engine);
 
 /* Room for one event more than there are live requests; called before a request is accepted. */
 yard_status yard_events_reserve(event_queue *queue, uint32_t n_live, yard_error *err);

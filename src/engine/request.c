@@ -171,20 +171,26 @@ yard_status yard_engine_submit(yard_engine *e, const yard_request *request, uint
     yard_status st = check_request(e, request, &e->err);
 
     if (st == YARD_OK)
-        st = yard_events_reserve(&e->events, e->n_queued + e->n_running + 1, &e->err);
+        st = yard_events_reserve(&e->events, yard_engine_live(e) + 1, &e->err);
     if (st == YARD_OK)
         st = copy_request(e, request, &seq, &e->err);
     if (st != YARD_OK)
         return st;
-    seq->id = ++e->next_id;
+    seq->id = e->next_id + 1;
+    st = yard_group_command(e, seq, 0);
+    if (st == YARD_OK)
+        *id = ++e->next_id;
+    return st;
+}
+
+void yard_engine_enqueue(yard_engine *e, sequence *seq)
+{
     if (e->queue_tail)
         e->queue_tail->next = seq;
     else
         e->queue_head = seq;
     e->queue_tail = seq;
     e->n_queued++;
-    *id = seq->id;
-    return YARD_OK;
 }
 
 /* ---- abort ------------------------------------------------------------------------------- */
@@ -217,21 +223,45 @@ static bool unqueue(yard_engine *e, uint64_t id)
     return false;
 }
 
-yard_status yard_engine_abort(yard_engine *e, uint64_t id)
+bool yard_engine_end(yard_engine *e, uint64_t id)
 {
     bool found = unqueue(e, id);
-    yard_status st;
 
     for (uint32_t slot = 0; !found && slot < e->max_seqs; slot++)
         if (e->running[slot] && e->running[slot]->id == id) {
             yard_engine_release_slot(e, slot);
             found = true;
         }
-    if (!found)
+    if (found)
+        yard_events_push(&e->events, (yard_event){ .id = id, .finish = YARD_FINISH_ABORTED });
+    return found;
+}
+
+yard_status yard_engine_abort(yard_engine *e, uint64_t id)
+{
+    const yard_status st = yard_events_reserve(&e->events, yard_engine_live(e) + 1, &e->err);
+
+    if (st != YARD_OK)
+        return st;
+    if (e->fabric)
+        return yard_group_command(e, NULL, id);
+    if (!yard_engine_end(e, id))
         return yard_fail(&e->err, YARD_EINVAL, "abort: no request %llu is queued or running",
                          (unsigned long long)id);
-    st = yard_events_reserve(&e->events, e->n_queued + e->n_running + 1, &e->err);
-    if (st == YARD_OK)
-        yard_events_push(&e->events, (yard_event){ .id = id, .finish = YARD_FINISH_ABORTED });
-    return st;
+    return YARD_OK;
+}
+
+void yard_engine_drop_all(yard_engine *e)
+{
+    for (uint32_t slot = 0; e->running && slot < e->max_seqs; slot++)
+        if (e->running[slot])
+            yard_engine_release_slot(e, slot);
+    while (e->queue_head) {
+        sequence *seq = e->queue_head;
+        e->queue_head = seq->next;
+        yard_sequence_free(seq);
+    }
+    e->queue_tail = NULL;
+    e->n_queued = 0;
+    e->events.n = 0;
 }

@@ -75,20 +75,24 @@ static uint32_t order_slots(yard_engine *e)
     return n;
 }
 
-/* Decodes first, one row each; what room is left goes to prompts, oldest first. */
-static void gather_rows(yard_engine *e)
+/* Decodes first, one row each; what room is left goes to prompts, oldest first, as far as the
+ * group's budget allows. */
+static void gather_rows(yard_engine *e, uint32_t prefill_tokens)
 {
     yard_step *step = yard_model_step(e->model);
     const uint32_t n = order_slots(e);
+    uint32_t end;
 
     step->n_tokens = 0;
     e->n_logit_rows = 0;
     for (uint32_t i = 0; i < n; i++)
         if (e->running[e->order[i]]->n_cached >= e->running[e->order[i]]->n_prompt)
             add_sequence(e, e->order[i], 1);
-    for (uint32_t i = 0; i < n && (uint32_t)step->n_tokens < e->max_tokens; i++)
+    end = (uint32_t)step->n_tokens;
+    end = prefill_tokens < e->max_tokens - end ? end + prefill_tokens : e->max_tokens;
+    for (uint32_t i = 0; i < n && (uint32_t)step->n_tokens < end; i++)
         if (e->running[e->order[i]]->n_cached < e->running[e->order[i]]->n_prompt)
-            add_sequence(e, e->order[i], e->max_tokens - (uint32_t)step->n_tokens);
+            add_sequence(e, e->order[i], end - (uint32_t)step->n_tokens);
 }
 
 bool yard_logits_are_finite(const float *logits, uint32_t n)
@@ -173,19 +177,30 @@ static void report(yard_engine *e, uint32_t slot, int32_t token)
         yard_engine_release_slot(e, slot);
 }
 
+static const yard_schedule *const schedules[] = {
+    [YARD_STEP_NONE] = &yard_schedule_none,
+    [YARD_STEP_DISPATCH_OVERLAP] = &yard_schedule_dispatch_overlap,
+    [YARD_STEP_MICRO_BATCH] = &yard_schedule_micro_batch,
+};
+
 yard_status yard_engine_step(yard_engine *e)
 {
-    yard_status st = yard_events_reserve(&e->events, e->n_queued + e->n_running, &e->err);
+    yard_status st = yard_events_reserve(&e->events, yard_engine_live(e), &e->err);
+    yard_step_plan plan;
 
-    if (st != YARD_OK)
+    if (st == YARD_OK)
+        st = yard_group_plan(e, &plan);
+    if (st != YARD_OK || !plan.runs)
         return st;
+    yard_group_take_commands(e, plan.n_commands);
     admit(e);
-    if (e->n_running == 0)
-        return YARD_OK;
-    gather_rows(e);
-    st = yard_model_forward(e->model, NULL, &e->err);
+    gather_rows(e, plan.prefill_tokens);
+    e->n_empty_steps += yard_model_step(e->model)->n_tokens == 0;
+    st = yard_group_post(e);
+    if (st == YARD_OK)
+        st = yard_model_forward(e->model, schedules[plan.schedule], &e->err);
     if (st != YARD_OK)
-        return st;
+        return yard_group_break(e, st);
     if (e->n_logit_rows > 0)
         sample(e);
     for (uint32_t i = 0; i < e->n_logit_rows; i++)

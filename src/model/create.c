@@ -296,6 +296,15 @@ void yard_model_destroy(yard_model *m)
     free(m);
 }
 
+yard_status yard_model_rejoin(yard_model *m, yard_fabric *fabric, yard_error *err)
+{
+    yard_exchange_destroy(m);
+    m->ep = NULL;
+    m->reduce = NULL;
+    m->options.fabric = fabric;
+    return yard_exchange_create(m, err);
+}
+
 yard_step *yard_model_step(yard_model *m)
 {
     return &m->step;

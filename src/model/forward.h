@@ -69,6 +69,11 @@ yard_status yard_model_create(yard_model **out, const char *dir, const yard_mode
                               yard_error *err);
 void yard_model_destroy(yard_model *model); /* NULL is fine */
 
+/* After a failure: the same rank of a new group, over another fabric that is like the first was at
+ * creation. Weights stay; the cache's contents are void. Not collective. Errors: as
+ * yard_model_create(). */
+yard_status yard_model_rejoin(yard_model *model, yard_fabric *fabric, yard_error *err);
+
 yard_step *yard_model_step(yard_model *model);
 const char *yard_model_describe(const yard_model *model);
 bool yard_model_has_mtp(const yard_model *model);
@@ -76,7 +81,7 @@ bool yard_model_has_mtp(const yard_model *model);
 /* Runs all layers over the step's rows. schedule NULL: yard_schedule_none. Errors: YARD_EPEER,
  * YARD_ETIMEDOUT: a rank was lost, or a wait passed its deadline; the message names layer, stage
  * and ranks. The step's results are void then, and every later call returns the same status: the
- * group is to be formed anew, with a new fabric and model. YARD_EINVAL: two halves without
+ * group is to be formed anew (yard_model_rejoin). YARD_EINVAL: two halves without
  * micro_batch. */
 yard_status yard_model_forward(yard_model *model, const yard_schedule *schedule, yard_error *err);
 

@@ -1,0 +1,219 @@
+/* The engine as one rank of a group: what it says in its records, and when what it was asked for
+ * takes effect. A process alone derives the same plan from its own record. */
+#include <stdlib.h>
+
+#include "engine/engine_impl.h"
+
+/* ---- commands ---------------------------------------------------------------------------- */
+
+static void free_commands(yard_engine *e)
+{
+    while (e->command_head) {
+        command *c = e->command_head;
+        e->command_head = c->next;
+        yard_sequence_free(c->seq);
+        free(c);
+    }
+    e->command_tail = NULL;
+    e->n_commands = e->n_taken = e->n_pending = 0;
+}
+
+yard_status yard_group_command(yard_engine *e, sequence *seq, uint64_t abort_id)
+{
+    command *c;
+
+    if (!e->fabric) {
+        yard_engine_enqueue(e, seq);
+        return YARD_OK;
+    }
+    c = malloc(sizeof(*c));
+    if (!c) {
+        yard_sequence_free(seq);
+        return yard_fail(&e->err, YARD_ENOMEM, "request: %zu bytes", sizeof(*c));
+    }
+    *c = (command){ .seq = seq, .abort_id = abort_id };
+    if (e->command_tail)
+        e->command_tail->next = c;
+    else
+        e->command_head = c;
+    e->command_tail = c;
+    e->n_commands++;
+    e->n_pending += seq != NULL;
+    return YARD_OK;
+}
+
+void yard_group_take_commands(yard_engine *e, uint64_t n_commands)
+{
+    for (; e->n_taken < n_commands; e->n_taken++) {
+        command *c = e->command_head;
+
+        e->command_head = c->next;
+        if (!e->command_head)
+            e->command_tail = NULL;
+        e->n_pending -= c->seq != NULL;
+        if (c->seq)
+            yard_engine_enqueue(e, c->seq);
+        else
+            (void)yard_engine_end(e, c->abort_id); /* it may have ended by itself */
+        free(c);
+    }
+}
+
+/* ---- records ----------------------------------------------------------------------------- */
+
+/* What admission would find now, in its order; false once a request does not fit. */
+static bool would_admit(const sequence *seq, uint32_t *n_slots, uint32_t *n_pages)
+{
+    const uint32_t n = (seq->n_prompt + seq->max_new + YARD_PAGE_TOKENS - 1) / YARD_PAGE_TOKENS;
+
+    if (*n_slots == 0 || n > *n_pages)
+        return false;
+    --*n_slots;
+    *n_pages -= n;
+    return true;
+}
+
+/* Prompt tokens of requests that are waiting and would be admitted. */
+static uint64_t waiting_prefill(const yard_engine *e)
+{
+    uint32_t n_slots = e->max_seqs - e->n_running, n_pages = e->n_free_pages;
+    uint64_t n = 0;
+
+    for (const sequence *s = e->queue_head; s; s = s->next) {
+        if (!would_admit(s, &n_slots, &n_pages))
+            return n;
+        n += s->n_prompt;
+    }
+    for (const command *c = e->command_head; c; c = c->next) {
+        if (c->seq && !would_admit(c->seq, &n_slots, &n_pages))
+            return n;
+        n += c->seq ? c->seq->n_prompt : 0;
+    }
+    return n;
+}
+
+/* Of the step after the one whose rows are gathered, if there is one: what it may compute at most,
+ * for nobody knows yet which sequences end. Those that reach their length do. */
+static yard_step_record record_of(const yard_engine *e)
+{
+    yard_step_record r = { .n_commands = e->n_commands };
+    uint64_t prefill = waiting_prefill(e);
+
+    for (uint32_t slot = 0; slot < e->max_seqs; slot++) {
+        const sequence *seq = e->running[slot];
+
+        if (!seq)
+            continue;
+        if (seq->n_cached < seq->n_prompt)
+            prefill += seq->n_prompt - seq->n_cached;
+        else if (seq->n_cached < sequence_length(seq) || seq->n_output + 1 < seq->max_new)
+            r.n_tokens++;
+    }
+    r.prefill_tokens = prefill < e->max_tokens ? (uint32_t)prefill : e->max_tokens;
+    r.has_work = r.n_tokens > 0 || prefill > 0 || e->n_queued > 0 || e->command_head;
+    return r;
+}
+
+yard_status yard_group_plan(yard_engine *e, yard_step_plan *plan)
+{
+    const yard_step_record mine = record_of(e);
+    yard_status st = e->broken; /* its message is still there */
+    uint64_t begun_us;
+
+    if (st != YARD_OK)
+        return st;
+    if (!e->fabric) {
+        yard_step_plan_of(&e->group, &mine, 0, plan);
+        return YARD_OK;
+    }
+    *plan = (yard_step_plan){ 0 };
+    st = yard_records_post(&e->records, &mine, &e->err);
+    if (st != YARD_OK)
+        return yard_group_break(e, st);
+    if (yard_records_asleep(&e->records))
+        return YARD_OK;
+    begun_us = yard_now_us();
+    st = yard_records_plan(&e->records, yard_fabric_deadline(e->fabric, e->timeout_us), plan,
+                           &e->err);
+    e->agree_us += yard_now_us() - begun_us;
+    return st == YARD_OK ? YARD_OK : yard_group_break(e, st);
+}
+
+yard_status yard_group_post(yard_engine *e)
+{
+    const yard_step_record mine = record_of(e);
+
+    return e->fabric ? yard_records_post(&e->records, &mine, &e->err) : YARD_OK;
+}
+
+yard_status yard_group_break(yard_engine *e, yard_status st)
+{
+    e->broken = st;
+    return st;
+}
+
+/* ---- sleeping ---------------------------------------------------------------------------- */
+
+static bool is_called(void *ctx)
+{
+    yard_engine *e = ctx;
+
+    return atomic_load(&e->woken) || record_of(e).has_work;
+}
+
+yard_status yard_engine_wait(yard_engine *e, uint64_t timeout_us)
+{
+    yard_status st = e->broken;
+
+    if (st == YARD_OK && e->fabric && yard_records_asleep(&e->records))
+        st = yard_records_sleep(&e->records, is_called, e,
+                                yard_fabric_deadline(e->fabric, timeout_us), &e->err);
+    atomic_store(&e->woken, false);
+    return st == YARD_OK ? YARD_OK : yard_group_break(e, st);
+}
+
+void yard_engine_wake(yard_engine *e)
+{
+    atomic_store(&e->woken, true);
+    if (e->fabric)
+        yard_fabric_interrupt(e->fabric);
+}
+
+/* ---- begin, end, and again --------------------------------------------------------------- */
+
+yard_status yard_group_open(yard_engine *e, const yard_engine_config *c, yard_error *err)
+{
+    const uint32_t n_ranks = c->fabric ? yard_fabric_size(c->fabric) : 1, tp = c->tp ? c->tp : 1;
+
+    e->fabric = c->fabric;
+    e->timeout_us = c->timeout_us;
+    e->group =
+        (yard_agree_config){ .n_ranks = n_ranks, .tp = tp, .prefill_budget = c->prefill_budget };
+    if (e->group.prefill_budget == 0)
+        e->group.prefill_budget = n_ranks / tp * e->max_tokens;
+    return e->fabric ? yard_records_open(&e->records, &e->group, e->fabric, 0, 1, err) : YARD_OK;
+}
+
+void yard_group_close(yard_engine *e)
+{
+    free_commands(e);
+    yard_records_close(&e->records);
+}
+
+yard_status yard_engine_rejoin(yard_engine *e, yard_fabric *fabric, yard_error *err)
+{
+    const uint32_t generation = e->records.generation + 1;
+    yard_status st;
+
+    yard_engine_drop_all(e);
+    yard_group_close(e);
+    e->fabric = fabric;
+    st = yard_model_rejoin(e->model, fabric, &e->err);
+    if (st == YARD_OK)
+        st = yard_records_open(&e->records, &e->group, fabric, 0, generation, &e->err);
+    e->records.generation = generation; /* also for the next attempt */
+    e->broken = st;
+    if (st != YARD_OK && err)
+        *err = e->err;
+    return st;
+}
