@@ -1,5 +1,7 @@
-# CUDA is optional. The CPU program never depends on it: src/<room>/cuda/*.cu become one object
-# library, which for now goes into a program of its own, gpu_test, built from tests/**/cuda/*.c.
+# CUDA is optional. The CPU program never depends on it: src/<room>/cuda/*.{cu,c} become one object
+# library, which goes into the program (which starts without a driver too: the runtime is static and
+# looks for it when it is asked) and into gpu_test, built from tests/**/cuda/*.c. The libraries do not
+# contain it.
 set(yard_cuda OFF)
 if(NOT YARD_CUDA STREQUAL "OFF" AND NOT YARD_SANITIZE)
   find_program(YARD_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATH_SUFFIXES bin
@@ -32,19 +34,24 @@ enable_language(CUDA)
 find_library(YARD_CUDART cudart_static REQUIRED HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
 message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}, compute 90a")
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS src/*/cuda/*.cu)
+file(GLOB cuda_sources CONFIGURE_DEPENDS src/*/cuda/*.cu src/*/cuda/*.c)
 add_library(yard_cuda OBJECT ${cuda_sources})
+target_include_directories(yard_cuda PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 # Host code in .cu files stays C: without guarded statics, exceptions and RTTI the C compiler can
 # link it, and a program with CUDA in it still needs libc only.
-target_compile_options(yard_cuda PRIVATE -std=c++17 --generate-code=arch=compute_90a,code=sm_90a
-  -lineinfo -Xcompiler=-Wall,-Wextra,-fvisibility=hidden
-  -Xcompiler=-fno-threadsafe-statics,-fno-exceptions,-fno-rtti
-  $<$<BOOL:${YARD_WERROR}>:-Werror=all-warnings>)
+target_compile_options(yard_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++17;\
+--generate-code=arch=compute_90a,code=sm_90a;-lineinfo;-Xcompiler=-Wall,-Wextra,-fvisibility=hidden;\
+-Xcompiler=-fno-threadsafe-statics,-fno-exceptions,-fno-rtti>"
+  $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${YARD_WERROR}>>:-Werror=all-warnings>)
+target_sources(switchyard PRIVATE $<TARGET_OBJECTS:yard_cuda>)
+target_link_libraries(switchyard PRIVATE ${YARD_CUDART})
+set_target_properties(switchyard PROPERTIES LINKER_LANGUAGE C CUDA_ARCHITECTURES OFF
+                      CUDA_RUNTIME_LIBRARY Static)
 
 # cudart_static's dlopen, shm_open and clock calls are in libc itself since glibc 2.34.
 file(GLOB gpu_test_sources CONFIGURE_DEPENDS tests/gpu_test.c tests/*/cuda/*.c)
 add_executable(gpu_test ${gpu_test_sources} $<TARGET_OBJECTS:yard_cuda>
-               $<TARGET_OBJECTS:room_base>)
+               $<TARGET_OBJECTS:room_base> $<TARGET_OBJECTS:room_ops>)
 target_include_directories(gpu_test PRIVATE ${CMAKE_SOURCE_DIR}/tests
                            ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 target_link_libraries(gpu_test PRIVATE ${YARD_CUDART} Threads::Threads m)

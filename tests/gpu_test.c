@@ -1,9 +1,11 @@
-/* Runs the GPU tests: gpu_test [SEED]. The last line is "N passed, N failed". */
+/* Runs the GPU tests: gpu_test [SEED] [quick] [NAME..]. quick: small shapes only, for the
+ * sanitizers. The last line is "N passed, N failed". */
 #include "gpu_test.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 void gpu_test_case(gpu_test *t, bool passed, const char *fmt, ...)
 {
@@ -44,11 +46,25 @@ static const struct {
     void (*run)(gpu_test *t);
 } tests[] = {
     { "quantise", gpu_test_quantise },
+    { "linear", gpu_test_linear },
+    { "grouped", gpu_test_grouped },
+    { "heads", gpu_test_heads },
 };
+
+/* Without names on the command line, all. */
+static bool is_wanted(const char *name, int argc, char **argv)
+{
+    for (int i = 0; i < argc; i++)
+        if (!strcmp(argv[i], name))
+            return true;
+    return argc == 0;
+}
 
 int main(int argc, char **argv)
 {
     const uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
+    const bool quick = argc > 2 && !strcmp(argv[2], "quick");
+    const int first_name = argc < 2 ? argc : 2 + quick;
     struct cudaDeviceProp device;
     uint32_t n_passed = 0, n_failed = 0;
     int n_devices = 0;
@@ -62,7 +78,9 @@ int main(int argc, char **argv)
     printf("device: %s, compute %d.%d; seed %llu\n", device.name, device.major, device.minor,
            (unsigned long long)seed);
     for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
-        gpu_test t = { .seed = seed };
+        gpu_test t = { .seed = seed, .quick = quick };
+        if (!is_wanted(tests[i].name, argc - first_name, argv + first_name))
+            continue;
         tests[i].run(&t);
         printf("%s: %u passed, %u failed\n", tests[i].name, t.n_passed, t.n_failed);
         n_passed += t.n_passed;

@@ -12,6 +12,7 @@
 typedef struct gpu_test {
     uint32_t n_passed, n_failed;
     uint64_t seed; /* state of gpu_test_random */
+    bool quick;    /* small shapes only: for the sanitizers */
 } gpu_test;
 
 /* Counts one case; fmt describes it, and is printed when it failed. */
@@ -24,5 +25,8 @@ bool gpu_test_ok(cudaError_t code, const char *what);
 uint64_t gpu_test_random(gpu_test *t);
 
 void gpu_test_quantise(gpu_test *t);
+void gpu_test_linear(gpu_test *t);
+void gpu_test_grouped(gpu_test *t);
+void gpu_test_heads(gpu_test *t);
 
 #endif

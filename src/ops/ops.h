@@ -29,6 +29,8 @@ typedef struct yard_matrix {
     uint32_t block_rows; /* rows of one block; columns are always YARD_GROUP */
     uint32_t row0, col0; /* first row and column of the slice in the stored tensor; col0 % 128 == 0,
                             or the slice ends in the group of columns where it begins */
+    const struct yard_prepared *prepared; /* what yard_ops.prepare made of it; NULL: nothing */
+    uint32_t prepared_idx;                /* which of its matrices this one is */
 } yard_matrix;
 
 /* Activations [rows, cols], row-major and dense (ld elements a row). dtype F32, BF16, or FP8 with
@@ -93,18 +95,27 @@ typedef struct yard_rms_norm_args {
     yard_out y;
 } yard_rms_norm_args;
 
-/* y = x . w^T (+ nothing). */
+/* y = x . w^T (+ nothing). max_rows bounds *n_rows: x and y have room for so many, and a backend
+ * that cannot look at *n_rows picks its kernel by it; 0 means limits.max_tokens. */
 typedef struct yard_linear_args {
     const int32_t *n_rows;
+    uint32_t max_rows;
     yard_rows x;   /* [n_rows, w.cols] */
     yard_matrix w; /* [n_out, n_in] */
     yard_rows y;   /* [n_rows, w.rows] F32 or BF16 */
 } yard_linear_args;
 
-/* y rows [offset[g], offset[g + 1]) = the same rows of x times w[g]^T, for each group g. */
+/* y row r of group g = x row r (or x_index[r]) times w[g]^T. Group g has the rows [offset[g],
+ * offset[g + 1]), or, where row_count is given (groups aligned, with gaps between them),
+ * row_count[g] rows from offset[g] on. Rows of no group are not written. */
 typedef struct yard_grouped_linear_args {
     uint32_t n_groups;
-    const int32_t *offset; /* [n_groups + 1] first row of each group, on the device */
+    const int32_t *offset;    /* [n_groups + 1] first row of each group, on the device */
+    const int32_t *row_count; /* [n_groups] or NULL */
+    const int32_t *x_index;   /* [max_rows] x's row of each row of y; NULL: the same */
+    uint32_t max_rows;        /* room of y, and of x without x_index; 0: limits.max_rows */
+    uint32_t max_x_rows;      /* room of x; 0: max_rows */
+    uint32_t expected_rows;   /* rows of all groups to be expected: speed only; 0: max_rows */
     yard_rows x;
     const yard_matrix *w; /* [n_groups] host array that lives as long as the model; equal shapes */
     yard_rows y;
@@ -116,6 +127,7 @@ typedef struct yard_grouped_linear_args {
  * x is quantised inside (quantised mode): groups of 128 from each head's first element. */
 typedef struct yard_head_linear_args {
     const int32_t *n_rows;
+    uint32_t max_rows;       /* as in yard_linear_args */
     const uint8_t *row_mask; /* [n_rows] or NULL: rows with 0 are skipped */
     uint32_t n_heads;
     uint32_t head_rows;   /* rows of w that one head uses */
@@ -347,6 +359,7 @@ typedef struct yard_sample_args {
 /* Bounds of every later call on the stream: they size its workspace. */
 typedef struct yard_ops_limits {
     uint32_t max_tokens;  /* rows of a step */
+    uint32_t max_rows;    /* of a grouped product; 0: max_tokens */
     uint32_t max_in;      /* columns of any linear's input */
     uint32_t max_vocab;   /* columns of sample's logits; 0: no sampling */
     uint32_t max_experts; /* groups of grouped_linear and moe_route */
@@ -356,10 +369,30 @@ typedef struct yard_ops_limits {
 } yard_ops_limits;
 
 typedef struct yard_ops_config {
-    uint32_t n_threads;  /* CPU; 0: all processors of the affinity mask */
-    const char *variant; /* NULL: the best the processor has; "c", "avx2", "avx512" force one */
+    uint32_t n_threads; /* CPU; 0: all processors of the affinity mask */
+    /* NULL: the best there is. CPU: "c", "avx2", "avx512" force one. CUDA: "deterministic" keeps
+     * the rule that a row's result does not depend on the other rows, which its default, "fast",
+     * gives up; the name of a kernel ("few_fp8:8", see docs/kernels.md) takes that one wherever it
+     * can run. */
+    const char *variant;
+    const char *choices; /* CUDA, fast: file of measured choices; NULL: the built-in ones */
     yard_ops_limits limits;
 } yard_ops_config;
+
+/* Weights as they lie in host memory, to be prepared for one kind of product. */
+typedef struct yard_prepare_args {
+    /* [n_matrices * n_parts] n_parts matrices of one dtype and width become one by stacking their
+     * rows (a fused projection) */
+    const yard_matrix *parts;
+    uint32_t n_matrices,
+        n_parts; /* n_matrices > 1: the groups of a grouped product, equal shapes */
+    /* the shapes of a head_linear that will read the matrix (n_heads, head_*, w.cols); NULL: none.
+     * The transposed form is made for it beside the plain one. */
+    const yard_head_linear_args *absorb;
+} yard_prepare_args;
+
+/* What capture_end made: a list of operations that can be run again. */
+typedef struct yard_graph yard_graph;
 
 typedef struct yard_ops {
     const char *name;
@@ -370,7 +403,37 @@ typedef struct yard_ops {
     /* The variant in use and why, for people ("avx2: the processor has AVX2, FMA and F16C"). */
     const char *(*describe)(yard_stream stream);
     void (*synchronise)(yard_stream stream);
+    /* The first error of any operation on the stream since it was opened: arguments that no kernel
+     * takes, a failed launch, a device that was lost (after synchronise). It stays. */
+    yard_status (*check)(yard_stream s, yard_error *err);
 
+    /* Memory of the backend's device, at least 64-byte aligned, not initialised; belongs to the
+     * caller. upload and download wait for what the stream holds, and are complete on return.
+     * Errors: YARD_ENOMEM, YARD_EDEVICE. */
+    yard_status (*allocate)(void **out, yard_stream s, size_t n_bytes, yard_error *err);
+    void (*release)(yard_stream s, void *memory); /* NULL is fine */
+    yard_status (*upload)(yard_stream s, void *to, const void *host, size_t n_bytes,
+                          yard_error *err);
+    yard_status (*download)(yard_stream s, void *host, const void *from, size_t n_bytes,
+                            yard_error *err);
+
+    /* Brings weights into the form the kernels read, once, at load: w [n_matrices] describes the
+     * result, which *out owns; release it after the last operation that reads it. A backend that
+     * reads weights in place refers to the host memory, so that must live as long. Errors:
+     * YARD_EINVAL, YARD_ENOMEM, YARD_EDEVICE. */
+    yard_status (*prepare)(struct yard_prepared **out, yard_matrix *w, yard_stream s,
+                           const yard_prepare_args *a, yard_error *err);
+    void (*release_prepared)(yard_stream s, struct yard_prepared *prepared); /* NULL is fine */
+
+    /* Between the two calls operations are recorded, not run: then the whole list runs again and
+     * again by one call, reading its counts anew. Backends whose operations cost nothing to start
+     * have no graphs: YARD_ENOTSUP. us (may be NULL): waits, and says how long the device took. */
+    yard_status (*capture_begin)(yard_stream s, yard_error *err);
+    yard_status (*capture_end)(yard_graph **out, yard_stream s, yard_error *err);
+    yard_status (*replay)(yard_stream s, yard_graph *graph, float *us, yard_error *err);
+    void (*release_graph)(yard_stream s, yard_graph *graph); /* NULL is fine */
+
+    /* Operations. One that a backend does not have yet is NULL. */
     void (*embed)(yard_stream s, const yard_embed_args *a);
     void (*rms_norm_quant)(yard_stream s, const yard_rms_norm_args *a);
     void (*linear)(yard_stream s, const yard_linear_args *a);
@@ -395,5 +458,8 @@ typedef struct yard_ops {
 
 /* The plain C definition and its faster variants. */
 extern const yard_ops yard_ops_cpu;
+
+/* The backend of that name ("cpu", "cuda"); NULL when this program was built without it. */
+const yard_ops *yard_ops_find(const char *name);
 
 #endif

@@ -242,6 +242,102 @@ static void grouped_linear(void **state)
     close_variants(streams, n_streams);
 }
 
+/* Groups with gaps between them, rows of x picked by an index, weights stacked from parts. */
+static void grouped_layouts(void **state)
+{
+    enum { GROUPS = 3, N_OUT = 70, COLS = 200, MAX_ROWS = 64, X_ROWS = 10 };
+    static const int32_t offset[GROUPS + 1] = { 0, 16, 32, 64 }, count[GROUPS] = { 5, 0, 20 };
+    yard_stream streams[MAX_VARIANTS];
+    const uint32_t n_streams = open_variants(streams);
+    rng r = { 77 };
+    const yard_rows x = random_rows(&r, YARD_FP8_E4M3, X_ROWS, COLS);
+    yard_matrix parts[GROUPS * 2], w[GROUPS];
+    random_matrix stored[GROUPS * 2];
+    struct yard_prepared *prepared = NULL;
+    int32_t index[MAX_ROWS];
+
+    (void)state;
+    for (int i = 0; i < MAX_ROWS; i++)
+        index[i] = (int32_t)rng_below(&r, X_ROWS);
+    for (int i = 0; i < GROUPS * 2; i++) {
+        stored[i] = make_matrix(&r, YARD_FP8_E4M3, i % 2 ? 30 : 40, COLS, (uint32_t)i, 0, 128);
+        parts[i] = stored[i].m;
+    }
+    assert_int_equal(yard_ops_cpu.prepare(
+                         &prepared, w, streams[0],
+                         &(yard_prepare_args){ .parts = parts, .n_matrices = GROUPS, .n_parts = 2 },
+                         NULL),
+                     YARD_OK);
+    for (uint32_t v = 0; v < n_streams; v++) {
+        const yard_rows y = random_rows(&r, YARD_F32, MAX_ROWS, N_OUT);
+        poison(y, MAX_ROWS);
+        yard_ops_cpu.grouped_linear(streams[v], &(yard_grouped_linear_args){ .n_groups = GROUPS,
+                                                                             .offset = offset,
+                                                                             .row_count = count,
+                                                                             .x_index = index,
+                                                                             .x = x,
+                                                                             .w = w,
+                                                                             .y = y });
+        for (int g = 0; g < GROUPS; g++)
+            for (int32_t row = offset[g]; row < offset[g + 1]; row++) {
+                if (row >= offset[g] + count[g]) {
+                    assert_true(isnan(rows_value(y, (size_t)row, 0)));
+                    continue;
+                }
+                for (uint32_t n = 0; n < N_OUT; n++) {
+                    const yard_matrix *part = &parts[2 * g + (n >= 40)];
+                    double want = 0, size = 0;
+                    for (uint32_t k = 0; k < COLS; k++) {
+                        const double term = rows_value(x, (size_t)index[row], k) *
+                                            matrix_value(part, n >= 40 ? n - 40 : n, k);
+                        want += term;
+                        size += fabs(term);
+                    }
+                    assert_close("grouped layouts", 77, y.dtype, rows_value(y, (size_t)row, n),
+                                 want, size);
+                }
+            }
+        free_rows(y);
+    }
+    yard_ops_cpu.release_prepared(streams[0], prepared);
+    parts[3].rows++;
+    assert_int_equal(yard_ops_cpu.prepare(
+                         &prepared, w, streams[0],
+                         &(yard_prepare_args){ .parts = parts, .n_matrices = GROUPS, .n_parts = 2 },
+                         NULL),
+                     YARD_EINVAL);
+    for (int i = 0; i < GROUPS * 2; i++)
+        free_matrix(stored[i]);
+    free_rows(x);
+    close_variants(streams, n_streams);
+}
+
+/* Memory, errors and graphs of a table whose operations run at once. */
+static void table(void **state)
+{
+    yard_stream streams[MAX_VARIANTS];
+    const uint32_t n_streams = open_variants(streams);
+    uint8_t out[3] = { 0 };
+    yard_graph *graph = NULL;
+    void *memory = NULL;
+
+    (void)state;
+    assert_ptr_equal(yard_ops_find("cpu"), &yard_ops_cpu);
+    assert_null(yard_ops_find("abacus"));
+    assert_int_equal(yard_ops_cpu.allocate(&memory, streams[0], 3, NULL), YARD_OK);
+    assert_int_equal(yard_ops_cpu.upload(streams[0], memory, "abc", 3, NULL), YARD_OK);
+    assert_int_equal(yard_ops_cpu.download(streams[0], out, memory, 3, NULL), YARD_OK);
+    assert_memory_equal(out, "abc", 3);
+    yard_ops_cpu.release(streams[0], memory);
+    yard_ops_cpu.release(streams[0], NULL);
+    assert_int_equal(yard_ops_cpu.check(streams[0], NULL), YARD_OK);
+    assert_int_equal(yard_ops_cpu.capture_begin(streams[0], NULL), YARD_ENOTSUP);
+    assert_int_equal(yard_ops_cpu.capture_end(&graph, streams[0], NULL), YARD_ENOTSUP);
+    assert_int_equal(yard_ops_cpu.replay(streams[0], graph, NULL, NULL), YARD_ENOTSUP);
+    yard_ops_cpu.release_graph(streams[0], NULL);
+    close_variants(streams, n_streams);
+}
+
 /* ---- per-head products ----------------------------------------------------------------------- */
 
 struct head_shape {
@@ -365,7 +461,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(linear),         cmocka_unit_test(long_rows),
         cmocka_unit_test(every_code),     cmocka_unit_test(rows_are_independent),
-        cmocka_unit_test(grouped_linear), cmocka_unit_test(head_linear),
+        cmocka_unit_test(grouped_linear), cmocka_unit_test(grouped_layouts),
+        cmocka_unit_test(table),          cmocka_unit_test(head_linear),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -131,6 +131,38 @@ static void synchronise(yard_stream s)
     (void)s; /* every operation is complete when it returns */
 }
 
+static yard_status check(yard_stream s, yard_error *err)
+{
+    (void)s;
+    (void)err;
+    return YARD_OK; /* what can go wrong is refused when the stream is opened */
+}
+
+static yard_status no_capture(yard_stream s, yard_error *err)
+{
+    (void)s;
+    return yard_fail(err, YARD_ENOTSUP, "cpu: operations run at once, there are no graphs");
+}
+
+static yard_status no_graph(yard_graph **out, yard_stream s, yard_error *err)
+{
+    (void)out;
+    return no_capture(s, err);
+}
+
+static yard_status no_replay(yard_stream s, yard_graph *graph, float *us, yard_error *err)
+{
+    (void)graph;
+    (void)us;
+    return no_capture(s, err);
+}
+
+static void release_graph(yard_stream s, yard_graph *graph)
+{
+    (void)s;
+    (void)graph;
+}
+
 struct sample_job {
     yard_stream s;
     const yard_sample_args *a;
@@ -159,6 +191,17 @@ const yard_ops yard_ops_cpu = {
     .close = close_stream,
     .describe = describe,
     .synchronise = synchronise,
+    .check = check,
+    .allocate = yard_cpu_allocate,
+    .release = yard_cpu_release,
+    .upload = yard_cpu_upload,
+    .download = yard_cpu_download,
+    .prepare = yard_cpu_prepare,
+    .release_prepared = yard_cpu_release_prepared,
+    .capture_begin = no_capture,
+    .capture_end = no_graph,
+    .replay = no_replay,
+    .release_graph = release_graph,
     .embed = yard_cpu_embed,
     .rms_norm_quant = yard_cpu_rms_norm_quant,
     .linear = yard_cpu_linear,

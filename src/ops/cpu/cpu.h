@@ -234,6 +234,17 @@ static inline const float *matrix_scale_row(const yard_matrix *w, size_t row)
     return w->scale + (w->row0 + row) / w->block_rows * w->scale_ld + w->col0 / YARD_GROUP;
 }
 
+/* Memory and weights; see ops.h. memory.c */
+yard_status yard_cpu_allocate(void **out, yard_stream s, size_t n_bytes, yard_error *err);
+void yard_cpu_release(yard_stream s, void *memory);
+yard_status yard_cpu_upload(yard_stream s, void *to, const void *host, size_t n_bytes,
+                            yard_error *err);
+yard_status yard_cpu_download(yard_stream s, void *host, const void *from, size_t n_bytes,
+                              yard_error *err);
+yard_status yard_cpu_prepare(struct yard_prepared **out, yard_matrix *w, yard_stream s,
+                             const yard_prepare_args *a, yard_error *err);
+void yard_cpu_release_prepared(yard_stream s, struct yard_prepared *prepared);
+
 /* The operations; see ops.h. */
 void yard_cpu_embed(yard_stream s, const yard_embed_args *a);
 void yard_cpu_rms_norm_quant(yard_stream s, const yard_rms_norm_args *a);

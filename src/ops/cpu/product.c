@@ -139,19 +139,27 @@ enum { MIN_TASK_COLUMNS = 32, TASKS_PER_THREAD = 8 };
 struct linear_job {
     yard_stream s;
     row_source source;
-    const yard_matrix *w;  /* [n_groups] */
-    const int32_t *offset; /* [n_groups + 1] */
-    const int32_t *active; /* groups that have rows */
+    const yard_matrix *w;     /* [n_groups] */
+    const int32_t *offset;    /* [n_groups + 1] */
+    const int32_t *row_count; /* [n_groups] or NULL */
+    const int32_t *x_index;   /* or NULL */
+    const int32_t *active;    /* groups that have rows */
     uint32_t task_columns, tasks_per_group;
     yard_rows y;
 };
+
+static int32_t group_end(const struct linear_job *job, uint32_t group)
+{
+    return job->row_count ? job->offset[group] + job->row_count[group] : job->offset[group + 1];
+}
 
 static void linear_task(void *ctx, uint32_t task, uint32_t thread)
 {
     const struct linear_job *job = ctx;
     const cpu_kernels *k = job->s->kernels;
     cpu_scratch *scratch = &job->s->scratch[thread];
-    const int32_t group = job->active[task / job->tasks_per_group];
+    const uint32_t group = (uint32_t)job->active[task / job->tasks_per_group];
+    const int32_t end = group_end(job, group);
     const yard_matrix *w = &job->w[group];
     const uint32_t first = task % job->tasks_per_group * job->task_columns;
     const uint32_t left_w = w->rows - first;
@@ -160,15 +168,18 @@ static void linear_task(void *ctx, uint32_t task, uint32_t thread)
     const uint32_t ld = row_form_ld(form, w->cols), scale_ld = yard_group_count(w->cols);
     const size_t row_bytes = ld * (form == ROW_BF16 ? sizeof(uint16_t) : sizeof(float));
 
-    for (int32_t row = job->offset[group]; row < job->offset[group + 1]; row += MAX_TILE_ROWS) {
-        const int32_t left = job->offset[group + 1] - row;
+    for (int32_t row = job->offset[group]; row < end; row += MAX_TILE_ROWS) {
+        const int32_t left = end - row;
         const uint32_t n_x = left < MAX_TILE_ROWS ? (uint32_t)left : MAX_TILE_ROWS;
         bool scaled = false;
 
-        for (uint32_t i = 0; i < n_x; i++)
-            scaled = yard_cpu_load_row(k, &job->source, (size_t)row + i, 0, w->cols, form, scratch,
+        for (uint32_t i = 0; i < n_x; i++) {
+            const size_t y_row = (size_t)row + i;
+            const size_t x_row = job->x_index ? (size_t)job->x_index[y_row] : y_row;
+            scaled = yard_cpu_load_row(k, &job->source, x_row, 0, w->cols, form, scratch,
                                        (uint8_t *)scratch->x + i * row_bytes,
                                        scratch->x_scale + i * scale_ld);
+        }
         yard_cpu_product(k, scratch,
                          &(product_args){ .form = form,
                                           .x = scratch->x,
@@ -202,7 +213,7 @@ static void run_groups(struct linear_job *job, uint32_t n_groups)
     uint32_t n_active = 0;
 
     for (uint32_t g = 0; g < n_groups; g++)
-        if (job->offset[g + 1] > job->offset[g])
+        if (group_end(job, g) > job->offset[g])
             job->s->list[n_active++] = (int32_t)g;
     job->active = job->s->list;
     job->task_columns =
@@ -224,7 +235,13 @@ void yard_cpu_linear(yard_stream s, const yard_linear_args *a)
 void yard_cpu_grouped_linear(yard_stream s, const yard_grouped_linear_args *a)
 {
     struct linear_job job = {
-        .s = s, .source = { .x = a->x }, .w = a->w, .offset = a->offset, .y = a->y
+        .s = s,
+        .source = { .x = a->x },
+        .w = a->w,
+        .offset = a->offset,
+        .row_count = a->row_count,
+        .x_index = a->x_index,
+        .y = a->y,
     };
 
     run_groups(&job, a->n_groups);

@@ -1,7 +1,7 @@
 /* FP8 quantisation of activation rows; agrees with the plain C definition in every byte. */
 #include "ops/cuda/launch.h"
 
-#include <cuda_runtime_api.h>
+#include "ops/cuda/quantise.cuh"
 
 enum {
     WARP_LANES = 32,
@@ -10,45 +10,6 @@ enum {
     QUANTISE_MAX_BLOCKS = 4096, /* several waves of the largest device; the rest is a loop */
     LANE_COLS = YARD_GROUP / WARP_LANES
 };
-
-/* As yard_bf16_round; host functions of base.h cannot be called here. */
-static __device__ float bf16_round(float x)
-{
-    const uint32_t bits = __float_as_uint(x);
-
-    if ((bits & 0x7fffffffu) > 0x7f800000u)
-        return __uint_as_float((bits | 0x400000u) & 0xffff0000u);
-    return __uint_as_float((bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u);
-}
-
-/* Round to nearest even, saturating; a NaN becomes 0x7f, as in yard_e4m3_from_f32. */
-static __device__ uint8_t e4m3_from_f32(float x)
-{
-    uint16_t pair;
-
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
-    return (uint8_t)pair;
-}
-
-/* The smallest power of two that is not below x; x > 0 and finite. */
-static __device__ float power_of_two_above(float x)
-{
-    const uint32_t bits = __float_as_uint(x);
-
-    if (bits < 0x800000u) /* subnormal: the bits are a whole number of 2^-149 */
-        return __uint_as_float(bits <= 1 ? bits : 1u << (32 - __clz((int)(bits - 1))));
-    return __uint_as_float((bits + 0x7fffffu) & 0xff800000u);
-}
-
-/* The intrinsics are the correctly rounded ones whatever -use_fast_math or -fmad say. */
-static __device__ float group_scale(float amax, bool ue8m0)
-{
-    const float exact = __fdiv_rn(amax, 448.0f);
-
-    if (amax == 0.0f)
-        return 1.0f;
-    return ue8m0 ? power_of_two_above(exact) : exact;
-}
 
 static __device__ float load_rounded(const yard_rows *x, size_t idx)
 {

@@ -1,0 +1,300 @@
+/* The CUDA table: streams, memory, graphs, and which function is which operation. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cuda_runtime_api.h>
+
+#include "ops/cuda/cuda.h"
+#include "ops/cuda/heads.h"
+#include "ops/cuda/launch.h"
+
+void yard_cuda_set_error(cuda_stream *s, const yard_error *err)
+{
+    if (err->status != YARD_OK && s->error.status == YARD_OK)
+        s->error = *err;
+}
+
+static yard_status cuda_fail(yard_error *err, cudaError_t code, const char *what)
+{
+    if (code == cudaSuccess)
+        return YARD_OK;
+    return yard_fail(err, code == cudaErrorMemoryAllocation ? YARD_ENOMEM : YARD_EDEVICE,
+                     "cuda: %s: %s", what, cudaGetErrorString(code));
+}
+
+/* ---- streams --------------------------------------------------------------------------------- */
+
+static void close_stream(yard_stream stream)
+{
+    cuda_stream *s = cuda_of(stream);
+
+    if (!s)
+        return;
+    cudaFree(s->partial);
+    cudaFree(s->arrivals);
+    if (s->stream)
+        cudaStreamDestroy(s->stream);
+    free(s->rows);
+    free(s);
+}
+
+static yard_status open_device(cuda_stream *s, yard_error *err)
+{
+    struct cudaDeviceProp p;
+    int n_devices = 0;
+    cudaError_t code = cudaGetDeviceCount(&n_devices);
+
+    if (code != cudaSuccess || n_devices == 0)
+        return yard_fail(err, YARD_EDEVICE, "cuda: no device: %s",
+                         code == cudaSuccess ? "none found" : cudaGetErrorString(code));
+    code = cudaGetDevice(&s->device);
+    if (code == cudaSuccess)
+        code = cudaGetDeviceProperties(&p, s->device);
+    if (code != cudaSuccess)
+        return cuda_fail(err, code, "device");
+    if (p.major != 9 || p.minor != 0)
+        return yard_fail(err, YARD_ENOTSUP,
+                         "cuda: device %d, %s: want compute capability 9.0, found %d.%d", s->device,
+                         p.name, p.major, p.minor);
+    snprintf(s->description, sizeof(s->description), "cuda, %.80s, %d processors, %s", p.name,
+             p.multiProcessorCount,
+             s->deterministic    ? "deterministic"
+             : s->forced.variant ? s->forced.variant->name
+                                 : "fast");
+    return YARD_OK;
+}
+
+/* Split K needs room for two cut tiles of every thread block, and a count for every tile. */
+static const size_t partial_bytes =
+    (size_t)2 * GEMM_MAX_BLOCKS * GEMM_TILE_ROWS * GEMM_SPLIT_WIDTH * sizeof(float);
+static const size_t arrivals_bytes = GEMM_MAX_ARRIVALS * sizeof(uint32_t);
+
+static size_t workspace_bytes(const yard_ops_config *config)
+{
+    (void)config;
+    return partial_bytes + arrivals_bytes;
+}
+
+static yard_status open_workspace(cuda_stream *s, yard_error *err)
+{
+    cudaError_t code;
+
+    for (uint32_t i = 0; i < CUDA_VARIANTS; i++) {
+        const yard_status st = yard_cuda_variants[i]->open(&s->n_thread_blocks[i], err);
+        if (st != YARD_OK)
+            return st;
+        if (s->n_thread_blocks[i] > GEMM_MAX_BLOCKS)
+            s->n_thread_blocks[i] = GEMM_MAX_BLOCKS;
+    }
+    code = cudaMalloc((void **)&s->partial, partial_bytes);
+    if (code == cudaSuccess)
+        code = cudaMalloc((void **)&s->arrivals, arrivals_bytes);
+    if (code == cudaSuccess)
+        code = cudaMemset(s->arrivals, 0, arrivals_bytes);
+    return cuda_fail(err, code, "workspace of a stream");
+}
+
+static yard_status open_stream(yard_stream *out, const yard_ops_config *config, yard_error *err)
+{
+    cuda_stream *s = yard_alloc(sizeof(*s));
+    cudaStream_t stream = NULL;
+    yard_status st;
+
+    if (!s)
+        return yard_fail(err, YARD_ENOMEM, "cuda stream: %zu bytes", sizeof(*s));
+    s->limits = config->limits;
+    st = yard_cuda_read_choices(s, config, err);
+    if (st == YARD_OK)
+        st = open_device(s, err);
+    if (st == YARD_OK)
+        st = cuda_fail(err, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    s->stream = stream;
+    if (st == YARD_OK)
+        st = open_workspace(s, err);
+    if (st == YARD_OK)
+        st = yard_cuda_heads_open(err);
+    if (st == YARD_OK)
+        st = cuda_fail(err, cudaDeviceSynchronize(), "start");
+    if (st != YARD_OK) {
+        close_stream((yard_stream)s);
+        return st;
+    }
+    *out = (yard_stream)s;
+    return YARD_OK;
+}
+
+static const char *describe(yard_stream s)
+{
+    return cuda_of(s)->description;
+}
+
+static void synchronise(yard_stream stream)
+{
+    cuda_stream *s = cuda_of(stream);
+    yard_error err = { 0 };
+
+    cuda_fail(&err, cudaStreamSynchronize(s->stream), "an earlier operation");
+    yard_cuda_set_error(s, &err);
+}
+
+static yard_status check(yard_stream stream, yard_error *err)
+{
+    const cuda_stream *s = cuda_of(stream);
+
+    if (s->error.status != YARD_OK && err)
+        *err = s->error;
+    return s->error.status;
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static yard_status allocate(void **out, yard_stream s, size_t n_bytes, yard_error *err)
+{
+    void *p = NULL;
+    const cudaError_t code = cudaMalloc(&p, n_bytes ? n_bytes : 1);
+
+    (void)s;
+    if (code != cudaSuccess)
+        return yard_fail(err, YARD_ENOMEM, "cuda: %zu bytes: %s", n_bytes,
+                         cudaGetErrorString(code));
+    *out = p;
+    return YARD_OK;
+}
+
+static void release(yard_stream s, void *memory)
+{
+    (void)s;
+    cudaFree(memory);
+}
+
+static yard_status copy(cuda_stream *s, void *to, const void *from, size_t n_bytes,
+                        enum cudaMemcpyKind kind, yard_error *err)
+{
+    cudaError_t code = cudaMemcpyAsync(to, from, n_bytes, kind, s->stream);
+
+    if (code == cudaSuccess)
+        code = cudaStreamSynchronize(s->stream);
+    return cuda_fail(err, code, "copy");
+}
+
+static yard_status upload(yard_stream s, void *to, const void *host, size_t n_bytes,
+                          yard_error *err)
+{
+    return copy(cuda_of(s), to, host, n_bytes, cudaMemcpyHostToDevice, err);
+}
+
+static yard_status download(yard_stream s, void *host, const void *from, size_t n_bytes,
+                            yard_error *err)
+{
+    return copy(cuda_of(s), host, from, n_bytes, cudaMemcpyDeviceToHost, err);
+}
+
+/* ---- graphs ---------------------------------------------------------------------------------- */
+
+struct yard_graph {
+    cudaGraphExec_t exec;
+    cudaEvent_t begin, end;
+};
+
+static void release_graph(yard_stream s, yard_graph *graph)
+{
+    (void)s;
+    if (!graph)
+        return;
+    if (graph->exec)
+        cudaGraphExecDestroy(graph->exec);
+    if (graph->begin)
+        cudaEventDestroy(graph->begin);
+    if (graph->end)
+        cudaEventDestroy(graph->end);
+    free(graph);
+}
+
+static yard_status capture_begin(yard_stream stream, yard_error *err)
+{
+    return cuda_fail(
+        err, cudaStreamBeginCapture(cuda_of(stream)->stream, cudaStreamCaptureModeThreadLocal),
+        "capture");
+}
+
+static yard_status capture_end(yard_graph **out, yard_stream stream, yard_error *err)
+{
+    cuda_stream *s = cuda_of(stream);
+    cudaGraph_t captured = NULL;
+    yard_graph *graph = yard_alloc(sizeof(*graph));
+    cudaError_t code = cudaStreamEndCapture(s->stream, &captured);
+
+    if (!graph) {
+        cudaGraphDestroy(captured);
+        return yard_fail(err, YARD_ENOMEM, "cuda graph: %zu bytes", sizeof(*graph));
+    }
+    if (code == cudaSuccess)
+        code = cudaGraphInstantiate(&graph->exec, captured, 0);
+    if (code == cudaSuccess)
+        code = cudaEventCreate(&graph->begin);
+    if (code == cudaSuccess)
+        code = cudaEventCreate(&graph->end);
+    if (captured)
+        cudaGraphDestroy(captured);
+    if (code != cudaSuccess) {
+        release_graph(stream, graph);
+        return cuda_fail(err, code, "capture");
+    }
+    *out = graph;
+    return YARD_OK;
+}
+
+static yard_status replay(yard_stream stream, yard_graph *graph, float *us, yard_error *err)
+{
+    cuda_stream *s = cuda_of(stream);
+    float ms = 0.0f;
+    cudaError_t code = us ? cudaEventRecord(graph->begin, s->stream) : cudaSuccess;
+
+    if (code == cudaSuccess)
+        code = cudaGraphLaunch(graph->exec, s->stream);
+    if (us) {
+        if (code == cudaSuccess)
+            code = cudaEventRecord(graph->end, s->stream);
+        if (code == cudaSuccess)
+            code = cudaEventSynchronize(graph->end);
+        if (code == cudaSuccess)
+            code = cudaEventElapsedTime(&ms, graph->begin, graph->end);
+        *us = ms * 1000.0f;
+    }
+    return cuda_fail(err, code, "replay");
+}
+
+/* ---- operations ------------------------------------------------------------------------------ */
+
+static void quantise(yard_stream stream, const yard_quantise_args *a)
+{
+    cuda_stream *s = cuda_of(stream);
+    yard_error err = { 0 };
+
+    yard_cuda_quantise_launch(a, s->limits.max_tokens, s->stream, &err);
+    yard_cuda_set_error(s, &err);
+}
+
+const yard_ops yard_ops_cuda = {
+    .name = "cuda",
+    .workspace_bytes = workspace_bytes,
+    .open = open_stream,
+    .close = close_stream,
+    .describe = describe,
+    .synchronise = synchronise,
+    .check = check,
+    .allocate = allocate,
+    .release = release,
+    .upload = upload,
+    .download = download,
+    .prepare = yard_cuda_prepare,
+    .release_prepared = yard_cuda_release_prepared,
+    .capture_begin = capture_begin,
+    .capture_end = capture_end,
+    .replay = replay,
+    .release_graph = release_graph,
+    .linear = yard_cuda_linear,
+    .grouped_linear = yard_cuda_grouped_linear,
+    .head_linear = yard_cuda_head_linear,
+    .quantise = quantise,
+};

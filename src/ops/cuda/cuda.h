@@ -1,0 +1,86 @@
+/* Private to ops/cuda: the stream, prepared weights, and the operations that launch kernels. No
+ * CUDA header is needed to include this one: its types are opaque here. */
+#ifndef YARD_OPS_CUDA_CUDA_H
+#define YARD_OPS_CUDA_CUDA_H
+
+#include "ops/cuda/gemm.h"
+#include "ops/ops.h"
+
+enum { CUDA_VARIANTS = 5 };
+
+/* Which kernel computes a product, and how many blocks of K a thread block takes at least where the
+ * kernel can split K (0: whole tiles). */
+typedef struct cuda_choice {
+    const yard_gemm_variant *variant;
+    uint32_t min_blocks;
+} cuda_choice;
+
+/* One line of the table of choices: the kernel for products of up to max_rows rows. */
+typedef struct cuda_choice_row {
+    uint32_t n_out, n_in, max_rows;
+    cuda_choice choice;
+} cuda_choice_row;
+
+typedef struct cuda_stream {
+    void *stream; /* cudaStream_t */
+    int device;
+    bool deterministic;
+    bool capturing;
+    cuda_choice forced;    /* variant NULL: none */
+    cuda_choice_row *rows; /* from a file; NULL: the built-in ones */
+    uint32_t n_rows;
+    yard_ops_limits limits;
+    uint32_t n_thread_blocks[CUDA_VARIANTS]; /* of each variant that run at once */
+    float *partial;                          /* see yard_gemm_args */
+    uint32_t *arrivals;
+    yard_error error; /* the first one */
+    char description[160];
+} cuda_stream;
+
+/* Weights on the device: n_matrices of [rows, cols] under one another, each padded with zeros to
+ * padded_rows, rows of ld elements. */
+struct yard_prepared {
+    uint32_t n_matrices, rows, cols, padded_rows;
+    yard_matrix all;     /* device, one tall matrix */
+    bool tiled;          /* for the tensor-core kernels: whole tiles of 128, one scale a block */
+    yard_tensor_map map; /* boxes of 128 rows by 128 bytes; tiled only */
+    /* The transposed form for head_linear: [n_heads * absorb_step, absorb_cols], data NULL: none.
+     */
+    yard_matrix absorb;
+    uint32_t absorb_step;
+    yard_tensor_map absorb_map;
+};
+
+static inline cuda_stream *cuda_of(yard_stream s)
+{
+    return (cuda_stream *)s;
+}
+
+/* Keeps err if it is the first one. */
+void yard_cuda_set_error(cuda_stream *s, const yard_error *err);
+
+/* choose.c. Choices depend on shapes and bounds known to the host, never on what is on the device.
+ */
+extern const yard_gemm_variant *const yard_cuda_variants[CUDA_VARIANTS];
+uint32_t yard_cuda_variant_idx(const yard_gemm_variant *variant);
+/* Reads config->variant and config->choices into s. Errors: YARD_EINVAL, YARD_EIO, YARD_EFORMAT. */
+yard_status yard_cuda_read_choices(cuda_stream *s, const yard_ops_config *config, yard_error *err);
+cuda_choice yard_cuda_choose(const cuda_stream *s, yard_dtype dtype, uint32_t n_out, uint32_t n_in,
+                             uint32_t n_groups, bool grouped, uint32_t n_rows);
+
+/* prepare.c; see ops.h. */
+yard_status yard_cuda_prepare(struct yard_prepared **out, yard_matrix *w, yard_stream s,
+                              const yard_prepare_args *a, yard_error *err);
+void yard_cuda_release_prepared(yard_stream s, struct yard_prepared *prepared);
+/* A map of rows of row_bytes at data, ld_bytes apart, in boxes of box_rows by 128 bytes, swizzled;
+ * element_bytes 1 or 2. */
+yard_status yard_cuda_encode_map(yard_tensor_map *out, const void *data, uint32_t element_bytes,
+                                 uint64_t n_rows, uint64_t n_cols, uint64_t ld_bytes,
+                                 uint32_t box_rows, yard_error *err);
+
+/* products.c; see ops.h. */
+void yard_cuda_linear(yard_stream s, const yard_linear_args *a);
+void yard_cuda_grouped_linear(yard_stream s, const yard_grouped_linear_args *a);
+void yard_cuda_head_linear(yard_stream s, const yard_head_linear_args *a);
+
+#endif

@@ -1,0 +1,10 @@
+/* Many rows: tiles of 192 rows. Three warpgroups overlap by themselves (one promotes, two
+ * multiply), with a register budget that has no room for a second set of accumulators. */
+#include "ops/cuda/gemm_consume.cuh"
+
+typedef gemm_shape<true, false, 3, 192, 0, 5, 1, false, false> shape;
+
+const yard_gemm_variant yard_gemm_rows192 = {
+    "rows192",  YARD_FP8_E4M3, shape::WIDTH,     2,
+    { 1, 192 }, false,         gemm_open<shape>, gemm_launch<shape>,
+};

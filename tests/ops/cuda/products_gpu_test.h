@@ -1,0 +1,64 @@
+/* What the tests of products share: a table open on the device, random weights and rows on both
+ * sides, and the double-precision view of a product that samples of results are compared with. */
+#ifndef YARD_PRODUCTS_GPU_TEST_H
+#define YARD_PRODUCTS_GPU_TEST_H
+
+#include "gpu_test.h"
+#include "ops/ops.h"
+
+/* A table and a stream that keeps to one variant. */
+typedef struct bed {
+    gpu_test *t;
+    const yard_ops *ops;
+    yard_stream s;
+    const char *variant;
+} bed;
+
+bool bed_open(bed *b, gpu_test *t, const char *variant);
+void bed_close(bed *b);
+
+/* Memory on both sides, filled with a pattern that valid data never has (NaN in every dtype). */
+typedef struct twin {
+    size_t n_bytes;
+    void *host, *device;
+} twin;
+
+bool twin_create(const bed *b, twin *m, size_t n_bytes);
+void twin_destroy(const bed *b, twin *m);
+bool twin_upload(const bed *b, const twin *m);
+bool twin_download(const bed *b, const twin *m);
+
+/* [n_rows, n_cols] of any dtype with ld columns a row; FP8 with scales. */
+typedef struct rows_twin {
+    yard_rows host, device;
+    twin data, scale;
+    uint32_t n_rows, n_cols;
+} rows_twin;
+
+bool rows_create(const bed *b, rows_twin *r, yard_dtype dtype, uint32_t n_rows, uint32_t n_cols,
+                 uint32_t ld, bool random);
+void rows_destroy(const bed *b, rows_twin *r);
+double rows_value(const yard_rows *r, uint32_t n_cols, size_t row, size_t col);
+
+/* Host memory of random weights, n_matrices of [rows, cols], stored at row0 of taller tensors. */
+typedef struct weights {
+    yard_matrix *m;
+    uint32_t n;
+    uint8_t *data;
+    float *scale;
+} weights;
+
+bool weights_create(gpu_test *t, weights *w, yard_dtype dtype, uint32_t n, uint32_t rows,
+                    uint32_t cols, uint32_t row0, uint32_t block_rows);
+void weights_destroy(weights *w);
+double matrix_value(const yard_matrix *w, size_t row, size_t col);
+
+/* One element: got is right when it differs from want by no more than rounding, where size is the
+ * sum of the absolute terms. tensor_cores: their sums of FP8 products keep fewer bits than f32. */
+bool is_close(yard_dtype y, double got, double want, double size, bool tensor_cores);
+
+/* Every row of y below n_rows has only numbers in columns [0, n_cols), every other byte is the
+ * pattern still. written (may be NULL): rows that count. */
+bool only_written(const rows_twin *y, const uint8_t *written, uint32_t n_rows, uint32_t n_cols);
+
+#endif
