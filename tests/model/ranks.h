@@ -13,15 +13,10 @@
 
 #include "model/model.h"
 
-#define DEMO_DIR "models/demo"
+#define RANKS_DEMO_DIR "models/demo"
+#define RANKS_DEMO_GOLDEN "tests/golden/prompts.json"
 
-enum {
-    RANKS_VOCAB = 3584,
-    RANKS_PROMPTS = 12,
-    RANKS_SHORT_PROMPTS = 10,
-    RANKS_NEW = 48,
-    RANKS_MAX_LENGTH = 1600
-};
+enum { RANKS_PROMPTS = 12, RANKS_SHORT_PROMPTS = 10, RANKS_NEW = 48, RANKS_MAX_LENGTH = 1600 };
 
 typedef struct ranks_prompt {
     uint32_t n_ids;
@@ -29,6 +24,7 @@ typedef struct ranks_prompt {
 } ranks_prompt;
 
 typedef struct ranks_case {
+    const char *dir; /* of the model */
     yard_layout layout;
     bool exact, draft;   /* draft: the MTP module runs after each step */
     uint32_t max_tokens; /* rows of a step */
@@ -43,26 +39,32 @@ typedef struct ranks_case {
                          nothing is compared */
 } ranks_case;
 
-static inline void ranks_load_prompts(ranks_prompt *prompts)
+/* Prompts of a golden file, at most RANKS_PROMPTS, the long ones last. */
+static inline uint32_t ranks_load_prompts(const char *path, ranks_prompt *prompts)
 {
-    json_t *root = json_load_file("tests/golden/prompts.json", 0, NULL);
+    json_t *root = json_load_file(path, 0, NULL);
+    const json_t *list = json_object_get(root, "prompts");
+    const uint32_t n = (uint32_t)json_array_size(list);
+    uint32_t at = 0;
 
-    CHECK(root);
-    for (uint32_t i = 0; i < RANKS_PROMPTS; i++) {
-        /* the two long ones last */
-        const uint32_t at = i < 3 ? i : i < RANKS_PROMPTS - 2 ? i + 2 : i - RANKS_PROMPTS + 5;
-        const json_t *p = json_array_get(json_object_get(root, "prompts"), at);
+    CHECK(n > 0 && n <= RANKS_PROMPTS);
+    for (uint32_t i = 0; i < 2 * n; i++) {
+        const json_t *p = json_array_get(list, i % n);
         const json_t *ids = json_object_get(p, "ids"), *greedy = json_object_get(p, "greedy");
+        const uint32_t n_ids = (uint32_t)json_array_size(ids);
+        const uint32_t n_greedy = (uint32_t)json_array_size(greedy);
 
-        prompts[i].n_ids = (uint32_t)json_array_size(ids);
-        CHECK(prompts[i].n_ids + RANKS_NEW <= RANKS_MAX_LENGTH);
-        for (uint32_t j = 0; j < prompts[i].n_ids; j++)
-            prompts[i].ids[j] = (int32_t)json_integer_value(json_array_get(ids, j));
-        for (uint32_t j = 0; j < RANKS_NEW; j++)
-            prompts[i].ids[prompts[i].n_ids + j] =
-                (int32_t)json_integer_value(json_array_get(greedy, j));
+        if ((n_ids > 200) != (i >= n))
+            continue;
+        CHECK(n_ids + n_greedy <= RANKS_MAX_LENGTH);
+        prompts[at].n_ids = n_ids;
+        for (uint32_t j = 0; j < n_ids + n_greedy; j++)
+            prompts[at].ids[j] = (int32_t)json_integer_value(
+                j < n_ids ? json_array_get(ids, j) : json_array_get(greedy, j - n_ids));
+        at++;
     }
     json_decref(root);
+    return n;
 }
 
 /* What one instance does, step by step. */
@@ -74,6 +76,7 @@ typedef struct ranks_slot {
 
 typedef struct ranks_driver {
     const ranks_case *c;
+    uint32_t vocab;
     uint32_t group, next; /* prompt to start */
     ranks_slot slot[8];
     uint32_t n_rows[8]; /* rows of the slot in this step */
@@ -169,7 +172,7 @@ static inline yard_model *ranks_create(const ranks_case *c, const yard_fabric_co
     yard_model_budget budget = { 0 };
     yard_model *model = NULL;
     yard_error err = { 0 };
-    yard_status st = yard_model_config_load(&model_config, DEMO_DIR, NULL, &err);
+    yard_status st = yard_model_config_load(&model_config, c->dir, NULL, &err);
 
     if (st == YARD_OK)
         st = yard_model_budget_of(&model_config, &options, &budget, &err);
@@ -179,7 +182,7 @@ static inline yard_model *ranks_create(const ranks_case *c, const yard_fabric_co
         st = yard_fabric_create(fabric, &config, &err);
     options.fabric = *fabric;
     if (st == YARD_OK)
-        st = yard_model_create(&model, DEMO_DIR, &model_config, &options, NULL, &err);
+        st = yard_model_create(&model, c->dir, &model_config, &options, NULL, &err);
     if (st != YARD_OK) {
         fprintf(stderr, "rank %u: %s\n", base->rank, err.message);
         _exit(1);
@@ -205,11 +208,11 @@ static inline void ranks_fill(const ranks_driver *d, yard_step *step)
         }
 }
 
-static inline int32_t ranks_largest(const float *logits)
+static inline int32_t ranks_largest(const float *logits, int32_t vocab)
 {
     int32_t best = 0;
 
-    for (int32_t i = 1; i < RANKS_VOCAB; i++)
+    for (int32_t i = 1; i < vocab; i++)
         if (logits[i] > logits[best])
             best = i;
     return best;
@@ -242,8 +245,8 @@ static inline void ranks_read(ranks_driver *d, yard_model *model, uint64_t *hash
             if (at % 8 != 0 && at + 1 != slot->n_known)
                 continue;
             logits = yard_model_logits(model, &row, 1);
-            hash[slot->prompt] = ranks_hash(hash[slot->prompt], logits, 4 * RANKS_VOCAB);
-            token = ranks_largest(logits);
+            hash[slot->prompt] = ranks_hash(hash[slot->prompt], logits, 4 * d->vocab);
+            token = ranks_largest(logits, (int32_t)d->vocab);
             if (at + 1 != slot->n_known)
                 continue;
             if (d->c->n_same) {
@@ -275,8 +278,8 @@ static inline yard_status ranks_draft(ranks_driver *d, yard_model *model, const 
     for (uint32_t s = 0; s < d->c->n_slots; s++)
         for (uint32_t i = 0; i < d->n_rows[s]; i++, row++)
             if ((d->slot[s].n_cached - d->n_rows[s] + i) % 8 == 0)
-                hash[prompt_of[s]] = ranks_hash(hash[prompt_of[s]],
-                                                yard_model_logits(model, &row, 1), 4 * RANKS_VOCAB);
+                hash[prompt_of[s]] =
+                    ranks_hash(hash[prompt_of[s]], yard_model_logits(model, &row, 1), 4 * d->vocab);
     return st;
 }
 
@@ -289,7 +292,10 @@ static inline void ranks_run_rank(const yard_fabric_config *config, void *ctx)
     yard_fabric *fabric = NULL;
     yard_model *model = ranks_create(c, config, &fabric);
     yard_error err = { 0 };
+    yard_model_config model_config;
 
+    CHECK(yard_model_config_load(&model_config, c->dir, NULL, NULL) == YARD_OK);
+    d.vocab = model_config.vocab;
     for (uint32_t i = 0; i < n_steps; i++) {
         uint32_t prompt_of[8];
         yard_status st;

@@ -7,7 +7,8 @@ static uint64_t *shared_words; /* [RANKS_PROMPTS + 1] hashes, counter */
 
 static ranks_case base_case(yard_layout layout, bool exact)
 {
-    return (ranks_case){ .layout = layout,
+    return (ranks_case){ .dir = RANKS_DEMO_DIR,
+                         .layout = layout,
                          .exact = exact,
                          .max_tokens = 128,
                          .n_slots = 4,
@@ -78,6 +79,6 @@ int main(void)
 
     shared_words = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared_words != MAP_FAILED);
-    ranks_load_prompts(prompts);
+    ranks_load_prompts(RANKS_DEMO_GOLDEN, prompts);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,7 +6,8 @@ static uint64_t *shared_hash; /* [RANKS_PROMPTS] seen by all ranks */
 
 static ranks_case base_case(yard_layout layout, bool exact)
 {
-    return (ranks_case){ .layout = layout,
+    return (ranks_case){ .dir = RANKS_DEMO_DIR,
+                         .layout = layout,
                          .exact = exact,
                          .max_tokens = 64,
                          .n_slots = 4,
@@ -24,6 +25,36 @@ static void exact_ids_are_golden(void **state)
             ranks_case c = base_case((yard_layout){ ep, ep / tp, tp }, true);
             ranks_run(&c);
         }
+}
+
+/* Other families: projections without a latent, grouped heads, windows. */
+static void families_are_golden(void **state)
+{
+    static const struct {
+        const char *name;
+        yard_layout layout;
+    } cases[] = {
+        { "mixtral", { 2, 1, 2 } },         { "mixtral", { 4, 2, 2 } },
+        { "mixtral_window", { 5, 5, 1 } },  { "mixtral_fp8", { 2, 2, 1 } },
+        { "deepseek_v2", { 3, 3, 1 } },     { "deepseek_v2_lite", { 4, 4, 1 } },
+        { "deepseek_v2_fp8", { 4, 1, 4 } }, { "kimi_k2", { 6, 6, 1 } },
+    };
+    static ranks_prompt family_prompts[RANKS_PROMPTS];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        ranks_case c = base_case(cases[i].layout, true);
+        char dir[96], golden[128];
+
+        snprintf(dir, sizeof(dir), "tests/golden/families/%s", cases[i].name);
+        snprintf(golden, sizeof(golden), "%s/values.json", dir);
+        c.dir = dir;
+        c.n_prompts = ranks_load_prompts(golden, family_prompts);
+        c.prompts = family_prompts;
+        c.n_new = 8;
+        c.max_tokens = 16;
+        ranks_run(&c);
+    }
 }
 
 /* Bit for bit: over EP, batch, chunks, schedules. */
@@ -121,6 +152,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exact_ids_are_golden),
+        cmocka_unit_test(families_are_golden),
         cmocka_unit_test(quantised_logits_are_those_of_one_rank),
         cmocka_unit_test(instances_stay_on_a_node),
         cmocka_unit_test(a_lost_rank_ends_the_step),
@@ -128,6 +160,6 @@ int main(void)
 
     shared_hash = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared_hash != MAP_FAILED);
-    ranks_load_prompts(prompts);
+    ranks_load_prompts(RANKS_DEMO_GOLDEN, prompts);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
