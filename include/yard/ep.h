@@ -182,9 +182,9 @@ YARD_API yard_status yard_ep_dispatch_recv(yard_ep_round *round, void *expert_x,
                                            int32_t *row_index, yard_stream stream);
 
 /* The round's buffer for results, [expert_y_rows, hidden] of config.combine, owned by the group;
- * NULL unless config.expert_y_in_place. The caller may write it between a dispatch_recv of the
- * round and the combine_send that follows, and at no other time: peers read it until the next
- * dispatch_recv returns. combine_send may change it (partial sums). */
+ * NULL unless config.expert_y_in_place. The caller may write it from a dispatch_recv that succeeds
+ * to the combine_send that follows, and at no other time: peers read it until the next
+ * dispatch_recv succeeds. combine_send may change it (partial sums). */
 YARD_API void *yard_ep_expert_y(const yard_ep_round *round);
 
 /* Sends the experts' results back.

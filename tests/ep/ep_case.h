@@ -321,8 +321,8 @@ static inline bool case_receive(case_rank *r, uint32_t i, uint32_t step)
                                          g->dispatch == YARD_EP_FP8 ? b->expert_x_scale : NULL,
                                          b->count, b->row_index, NULL)))
         ok = false;
-    /* what peers read of the last results, they have read */
-    memset(b->expert_y, 0xee, b->capacity.expert_y_rows * g->hidden * case_bytes(g->combine));
+    if (ok) /* what peers read of the last results, they have read */
+        memset(b->expert_y, 0xee, b->capacity.expert_y_rows * g->hidden * case_bytes(g->combine));
     for (uint32_t e = 0; ok && e < r->n_local; e++) {
         next[e] = (int32_t)first;
         first += yard_align_up((size_t)b->count[e], g->row_align);
