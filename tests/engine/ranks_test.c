@@ -29,7 +29,7 @@ static yard_engine_config engine_config_of(const engine_case *c)
 {
     yard_engine_config config = YARD_ENGINE_CONFIG_INIT;
 
-    config.model_dir = DEMO_DIR;
+    config.model_dir = RANKS_DEMO_DIR;
     config.mode = YARD_EXACT;
     config.n_threads = 1;
     config.max_seqs = 4;
@@ -342,6 +342,6 @@ int main(void)
         cmocka_unit_test(impossible_layouts_are_refused),
     };
 
-    ranks_load_prompts(prompts);
+    ranks_load_prompts(RANKS_DEMO_GOLDEN, prompts);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
