@@ -1,0 +1,7 @@
+/* The serve room's one header for its neighbours. */
+#ifndef YARD_SERVE_H
+#define YARD_SERVE_H
+
+#include "serve/scheduler.h"
+
+#endif
