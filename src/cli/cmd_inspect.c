@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "cli/args.h"
+#include "engine/engine.h"
 #include "model/model.h"
 
 /* More ranks than these are shown as the first, the last and a summary, unless all are wanted. */
@@ -59,7 +60,8 @@ static const struct argp_option option_list[] = {
     { "all-ranks", KEY_ALL_RANKS, NULL, 0, "A line for every rank, however many", 0 },
     { "json", KEY_JSON, NULL, 0,
       "One line {\"params\":..,\"params_active\":..,\"params_mtp\":..,\"kv_bytes_per_token\":..,"
-      "\"weight_bytes_per_rank\":..} instead; the last is the largest rank's",
+      "\"weight_bytes_per_rank\":..,\"ep\":..,\"dp\":..,\"tp\":..,\"ranks\":[{\"rank\":..},..]} "
+      "instead; weight_bytes_per_rank is the largest rank's",
       0 },
     { 0 },
 };
@@ -226,6 +228,43 @@ typedef struct rank_summary {
     uint64_t min_bytes, max_bytes;
 } rank_summary;
 
+/* What a step of the engine's default size takes beside weights and cache. */
+static yard_model_options default_step(yard_layout l, bool exact)
+{
+    const yard_engine_config defaults = YARD_ENGINE_CONFIG_INIT;
+
+    return (yard_model_options){ .exact = exact,
+                                 .max_tokens = defaults.max_tokens,
+                                 .max_seqs = defaults.max_seqs,
+                                 .max_logits = defaults.max_seqs,
+                                 .layout = l };
+}
+
+/* Layouts that only exact mode can have are shown as such. */
+static void print_buffers(yard_layout l, const yard_model_config *c)
+{
+    char heap[32], scratch[32], cache[32];
+    yard_model_options options = default_step(l, false);
+    yard_model_budget budget;
+    yard_error err = { 0 };
+
+    if (yard_layout_check(c, l, false, &err) != YARD_OK) {
+        options.exact = true;
+        printf("  exact only   %s\n", err.message);
+    }
+    if (yard_model_budget_of(c, &options, &budget, &err) != YARD_OK) {
+        printf("  not run      %s\n", err.message);
+        return;
+    }
+    printf("  a rank has   %s bytes of KV cache a token of its DP group; for steps of %u tokens\n"
+           "               %s of rows between ranks, at most %s of buffers\n",
+           grouped_text((options.exact ? 2 : 1) * 2 * (uint64_t)c->n_layers *
+                            yard_model_kv_width(c, l.tp),
+                        cache),
+           options.max_tokens, bytes_text(budget.heap_bytes, heap),
+           bytes_text(budget.scratch_bytes, scratch));
+}
+
 static void print_layout(yard_layout l, const yard_rank_memory *ranks, rank_summary s,
                          const inspect_args *args, const yard_model_config *c)
 {
@@ -244,14 +283,24 @@ static void print_layout(yard_layout l, const yard_rank_memory *ranks, rank_summ
         printf(
             "  of TP        q_b, kv_b, o and dense MLPs are cut; q_a, kv_a and shared experts are "
             "whole on every rank\n");
+    print_buffers(l, c);
     print_ranks(ranks, l.ep, args->all_ranks, has_mtp);
 }
 
-static void print_json(const yard_model_config *c, const yard_param_count *n, rank_summary s)
+static void print_json(const yard_model_config *c, const yard_param_count *n, rank_summary s,
+                       yard_layout l, const yard_rank_memory *ranks)
 {
     printf("{\"params\":%" PRIu64 ",\"params_active\":%" PRIu64 ",\"params_mtp\":%" PRIu64
-           ",\"kv_bytes_per_token\":%" PRIu64 ",\"weight_bytes_per_rank\":%" PRIu64 "}\n",
-           n->total, n->active, n->mtp, yard_model_kv_bytes_per_token(c), s.max_bytes);
+           ",\"kv_bytes_per_token\":%" PRIu64 ",\"weight_bytes_per_rank\":%" PRIu64
+           ",\"ep\":%u,\"dp\":%u,\"tp\":%u,\"ranks\":[",
+           n->total, n->active, n->mtp, yard_model_kv_bytes_per_token(c), s.max_bytes, l.ep, l.dp,
+           l.tp);
+    for (uint32_t i = 0; i < l.ep; i++)
+        printf("%s{\"rank\":%u,\"dp_group\":%u,\"tp_slice\":%u,\"first_expert\":%u,"
+               "\"n_experts\":%u,\"weight_bytes\":%" PRIu64 ",\"mtp_weight_bytes\":%" PRIu64 "}",
+               i ? "," : "", i, ranks[i].dp_group, ranks[i].tp_slice, ranks[i].first_expert,
+               ranks[i].n_experts, ranks[i].weight_bytes, ranks[i].mtp_weight_bytes);
+    printf("]}\n");
 }
 
 /* *ranks is malloc'd, layout.ep of them. */
@@ -300,7 +349,7 @@ int yard_cmd_inspect(int argc, char **argv)
     }
     yard_model_count_params(&c, &n);
     if (args.json) {
-        print_json(&c, &n, summary);
+        print_json(&c, &n, summary, args.layout, ranks);
     } else {
         print_model(&c);
         print_counts(&c, &n);

@@ -32,8 +32,12 @@ expect 0 '15.43 GB on every rank' "$v3" --dp 32 --tp 4
 expect 0 '126 more, --all-ranks shows them' "$v3" --ep 128
 expect 0 '254-255' "$v3" --ep 128
 expect 0 '   77        19         1      154-155' "$v3" --ep 128 --tp 4 --all-ranks
-expect 0 '{"params":671026419200,"params_active":36625618432,"params_mtp":13463426304,"kv_bytes_per_token":70272,"weight_bytes_per_rank":39521833312}' \
+expect 0 '{"params":671026419200,"params_active":36625618432,"params_mtp":13463426304,"kv_bytes_per_token":70272,"weight_bytes_per_rank":39521833312,"ep":32,"dp":32,"tp":1,"ranks":[{"rank":0,"dp_group":0,"tp_slice":0,"first_expert":0,"n_experts":8,"weight_bytes":39521833312,' \
     "$v3" --ep 32 --json
+expect 0 '{"rank":31,"dp_group":31,"tp_slice":0,"first_expert":248,' "$v3" --ep 32 --json
+expect 0 'a rank has   70,272 bytes of KV cache a token of its DP group' "$v3" --ep 128 --tp 4
+expect 0 'exact only   layout EP 4, DP 1, TP 4: TP 4 cuts the attention outputs' models/demo --tp 4
+
 expect 0 '"weight_bytes_per_rank":' models/demo --json
 expect 0 'MTP          4.69 M more' models/demo
 expect 0 'MB to ' models/demo --tp 4
@@ -43,16 +47,17 @@ for family in deepseek_v2_lite kimi_k2 mixtral_8x7b; do
     mkdir "$dir/$family"
     cp "tests/fuzz/corpus/config/$family" "$dir/$family/config.json"
 done
-expect 0 '{"params":15706484224,"params_active":2451435008,"params_mtp":0,"kv_bytes_per_token":31104,"weight_bytes_per_rank":31412968448}' \
+expect 0 '{"params":15706484224,"params_active":2451435008,"params_mtp":0,"kv_bytes_per_token":31104,"weight_bytes_per_rank":31412968448,' \
     "$dir/deepseek_v2_lite" --json
 expect 0 'router       6 of 64 experts a token, softmax scores, times 1' "$dir/deepseek_v2_lite"
 expect 0 '"params":1026408232448,"params_active":31687095808,' "$dir/kimi_k2" --json
 expect 0 'router       8 of 384 experts a token, sigmoid scores + bias, normalised, times 2.827' "$dir/kimi_k2"
-expect 0 '{"params":46702792704,"params_active":12748853248,"params_mtp":0,"kv_bytes_per_token":131072,"weight_bytes_per_rank":93405585408}' \
+expect 0 '{"params":46702792704,"params_active":12748853248,"params_mtp":0,"kv_bytes_per_token":131072,"weight_bytes_per_rank":93405585408,' \
     "$dir/mixtral_8x7b" --json
 expect 0 'attention    GQA, 32 heads, 8 of keys and values, head 128' "$dir/mixtral_8x7b"
 expect 0 'router       2 of 8 experts a token, softmax scores, normalised, times 1' "$dir/mixtral_8x7b"
 expect 0 'EP 8 = DP 1 x TP 8' "$dir/mixtral_8x7b" --ep 8 --tp 8
+expect 0 'a rank has   16,384 bytes of KV cache a token' "$dir/mixtral_8x7b" --ep 8 --tp 8
 sed 's/"num_key_value_heads": 8/"num_key_value_heads": 4/' tests/fuzz/corpus/config/mixtral_8x7b >"$dir/mixtral_8x7b/config.json"
 expect 1 '4 kv heads do not divide by TP 8; nearest: EP 8, DP 2, TP 4' "$dir/mixtral_8x7b" --tp 8 --ep 8
 
