@@ -1,4 +1,5 @@
-/* Byte-level BPE from a checkpoint's tokenizer.json. Immutable after loading; all calls but load
+/* BPE from a checkpoint's tokenizer.json: byte-level (DeepSeek), or in SentencePiece's way with
+ * U+2581 for spaces and byte fallback (Mixtral). Immutable after loading; all calls but load
  * and free may run on several threads at once. */
 #ifndef YARD_MODEL_TOKENIZER_H
 #define YARD_MODEL_TOKENIZER_H
@@ -35,8 +36,9 @@ bool yard_tokenizer_is_special(const yard_tokenizer *tok, int32_t id);
  * when there is none. */
 int32_t yard_tokenizer_find(const yard_tokenizer *tok, const char *text, size_t n_bytes);
 
-/* Text of ids, bad UTF-8 as U+FFFD. *text is malloc'd and NUL-terminated. skip_special leaves
- * special tokens out. Errors: YARD_EINVAL naming an id that does not exist, YARD_ENOMEM. */
+/* Text of ids, bad UTF-8 as U+FFFD, without the space that SentencePiece's way puts before a text.
+ * *text is malloc'd and NUL-terminated. skip_special leaves special tokens out. Errors: YARD_EINVAL
+ * naming an id that does not exist, YARD_ENOMEM. */
 yard_status yard_tokenizer_decode(const yard_tokenizer *tok, const int32_t *ids, size_t n_ids,
                                   bool skip_special, char **text, size_t *n_bytes, yard_error *err);
 
@@ -48,7 +50,8 @@ const char *yard_tokenizer_eos_text(const yard_tokenizer *tok);
 /* ---- text as it is generated ----------------------------------------------------------- */
 
 /* Turns ids into text one by one, never emitting half a character, and watches for stop strings:
- * text that may be the start of one is held back until it is decided. */
+ * text that may be the start of one is held back until it is decided. It goes on where a prompt
+ * ended, so a space that begins the first token is shown. */
 typedef struct yard_text_stream yard_text_stream;
 
 /* stop: n_stop strings, copied; may be NULL with n_stop 0. The stop string that is complete first

@@ -25,6 +25,7 @@ typedef struct encoder {
     bool added_tokens;
     yard_error *err;
     yard_matcher matcher;
+    const char *beginning; /* of the text, as the function at hand sees it */
 
     int32_t *ids;
     size_t n_ids, max_ids;
@@ -137,23 +138,52 @@ static void merge_symbols(encoder *e, uint32_t left, int32_t id)
     symbols[right].id = -1;
 }
 
+/* A token for each character, or for each of its bytes. Returns how many. */
+static uint32_t start_characters(encoder *e, const char *piece, size_t n_bytes)
+{
+    uint32_t n = 0;
+
+    for (size_t i = 0; i < n_bytes;) {
+        bool good, incomplete;
+        const size_t step = yard_utf8_step(piece + i, n_bytes - i, &good, &incomplete);
+        const int32_t id = yard_bytes_map_find(&e->tok->by_bytes, piece + i, step);
+
+        if (id >= 0)
+            e->symbols[n++].id = id;
+        for (size_t k = 0; k < step && id < 0; k++)
+            e->symbols[n++].id = e->tok->byte_ids[(unsigned char)piece[i + k]];
+        i += step;
+    }
+    return n;
+}
+
+static uint32_t start_bytes(encoder *e, const char *piece, size_t n_bytes)
+{
+    for (size_t i = 0; i < n_bytes; i++)
+        e->symbols[i].id = e->tok->byte_ids[(unsigned char)piece[i]];
+    return (uint32_t)n_bytes;
+}
+
 /* The merge of lowest rank first, leftmost among equals. A heap and a linked list, because a piece
  * can be the whole text: n log n where repeated scanning would be quadratic. */
 static yard_status encode_piece(encoder *e, const char *piece, size_t n_bytes)
 {
     const int32_t whole =
         e->tok->ignore_merges ? yard_bytes_map_find(&e->tok->by_bytes, piece, n_bytes) : -1;
+    uint32_t n;
 
     if (whole >= 0)
         return push_id(e, whole);
     if (n_bytes >= NO_SYMBOL ||
         !reserve((void **)&e->symbols, &e->max_symbols, n_bytes, sizeof(*e->symbols)))
         return no_memory(e);
-    for (uint32_t i = 0; i < n_bytes; i++)
-        e->symbols[i] = (symbol){ e->tok->byte_ids[(unsigned char)piece[i]], i - 1,
-                                  i + 1 < n_bytes ? i + 1 : NO_SYMBOL };
+    n = e->tok->metaspace ? start_characters(e, piece, n_bytes) : start_bytes(e, piece, n_bytes);
+    for (uint32_t i = 0; i < n; i++) {
+        e->symbols[i].previous = i - 1;
+        e->symbols[i].next = i + 1 < n ? i + 1 : NO_SYMBOL;
+    }
     e->n_heap = 0;
-    for (uint32_t i = 0; i < n_bytes; i++)
+    for (uint32_t i = 0; i < n; i++)
         if (!queue_merge(e, i))
             return no_memory(e);
     while (e->n_heap > 0) {
@@ -314,7 +344,16 @@ static yard_status encode_added(encoder *e, const yard_trie *trie, const char *t
 
 static yard_status encode_ordinary(encoder *e, const char *text, size_t n_bytes)
 {
-    return encode_splits(e, text, n_bytes, 0);
+    char *spaced;
+    yard_status st;
+
+    if (!e->tok->metaspace || e->tok->prepend_is_normal)
+        return encode_splits(e, text, n_bytes, 0);
+    if (!yard_metaspace_prepare(e->tok, text, n_bytes, text == e->beginning, &spaced, &n_bytes))
+        return no_memory(e);
+    st = encode_piece(e, spaced, n_bytes);
+    free(spaced);
+    return st;
 }
 
 static bool is_ascii(const char *text, size_t n_bytes)
@@ -330,6 +369,10 @@ yard_status yard_tokenizer_normalize(const yard_tokenizer *tok, const char *text
                                      char **out, size_t *n_out, yard_error *err)
 {
     *out = NULL;
+    if (tok->prepend_is_normal)
+        return yard_metaspace_prepare(tok, text, n_bytes, true, out, n_out)
+                   ? YARD_OK
+                   : yard_fail(err, YARD_ENOMEM, "tokenizer: no memory to normalise");
     if (is_ascii(text, n_bytes)) /* no normal form changes ASCII */
         return YARD_OK;
     for (uint32_t i = 0; i < tok->n_normalizers; i++) {
@@ -357,6 +400,10 @@ static yard_status encode_raw(encoder *e, const char *text, size_t n_bytes)
 
     if (st != YARD_OK)
         return st;
+    if (text != e->beginning)
+        e->beginning = NULL;
+    else if (normalized)
+        e->beginning = normalized;
     if (normalized) {
         text = normalized;
         n_bytes = n_normalized;
@@ -372,7 +419,7 @@ static yard_status encode_raw(encoder *e, const char *text, size_t n_bytes)
 yard_status yard_tokenizer_encode(const yard_tokenizer *tok, const char *text, size_t n_bytes,
                                   bool added_tokens, int32_t **ids, size_t *n_ids, yard_error *err)
 {
-    encoder e = { .tok = tok, .added_tokens = added_tokens, .err = err };
+    encoder e = { .tok = tok, .added_tokens = added_tokens, .err = err, .beginning = text };
     size_t bad_at;
     yard_status st;
 

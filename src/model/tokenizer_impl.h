@@ -119,6 +119,14 @@ typedef struct yard_merge { /* the value of a merges entry */
     int32_t id;
 } yard_merge;
 
+/* When a space goes before a text, of tokenizers whose words begin with one. */
+typedef enum yard_prepend {
+    YARD_PREPEND_NEVER,
+    YARD_PREPEND_ALWAYS,  /* before every stretch between added tokens, as the normalizer Prepend */
+    YARD_PREPEND_MISSING, /* the same, where it does not begin with one: Metaspace "always" */
+    YARD_PREPEND_FIRST    /* the same, at the very beginning only: Metaspace "first" */
+} yard_prepend;
+
 struct yard_tokenizer {
     char *pool; /* bytes of all tokens */
     yard_token *tokens;
@@ -129,6 +137,14 @@ struct yard_tokenizer {
     int32_t byte_ids[256];
     yard_pair_map merges; /* (id, id) -> yard_merge */
     bool ignore_merges;
+
+    /* SentencePiece's way: text is merged from characters, and from bytes <0x00> to <0xFF> where
+     * there is no token of a character; U+2581 in the file stands for a space, which is what
+     * tokens and texts have here. The other way is byte-level: merged from bytes. */
+    bool metaspace;
+    bool prepend_is_normal; /* prepend belongs to the normalizer, not to the pre-tokenizer */
+    yard_prepend prepend;
+    uint32_t n_stripped; /* spaces that decoding takes off the beginning */
 
     yard_added_token *added;
     uint32_t n_added;
@@ -154,6 +170,14 @@ static inline yard_merge yard_merge_unpack(uint64_t value)
 {
     return (yard_merge){ (uint32_t)(value >> 32), (int32_t)(uint32_t)value };
 }
+
+/* text with U+2581 as spaces, into out (room for n_bytes); returns its length.
+ * (tokenizer_metaspace.c) */
+size_t yard_metaspace_to_spaces(const char *text, size_t n_bytes, char *out);
+/* The same with the space that goes before it, malloc'd; first: text is the beginning of all.
+ * false: no memory. */
+bool yard_metaspace_prepare(const yard_tokenizer *tok, const char *text, size_t n_bytes, bool first,
+                            char **out, size_t *n_out);
 
 /* text normalised into *out (malloc'd), or *out NULL when it stays as it is. (tokenizer_bpe.c) */
 yard_status yard_tokenizer_normalize(const yard_tokenizer *tok, const char *text, size_t n_bytes,

@@ -46,5 +46,7 @@ yard_status yard_loader_vocab(yard_tokenizer_loader *l, const json_t *model, con
 yard_status yard_loader_added(yard_tokenizer_loader *l, const json_t *added);
 /* normalizer, pre_tokenizer, post_processor, decoder. (tokenizer_pipeline.c) */
 yard_status yard_loader_pipeline(yard_tokenizer_loader *l, const json_t *root);
+/* The same but the post_processor, where model.byte_fallback is true. (tokenizer_metaspace.c) */
+yard_status yard_loader_metaspace(yard_tokenizer_loader *l, const json_t *root);
 
 #endif

@@ -167,25 +167,30 @@ static yard_status check_post_processor(yard_tokenizer_loader *l, const json_t *
 
 /* ---- all of them ------------------------------------------------------------------------ */
 
-yard_status yard_loader_pipeline(yard_tokenizer_loader *l, const json_t *root)
+static yard_status read_byte_level_pipeline(yard_tokenizer_loader *l, const json_t *root)
 {
     bool byte_level = false;
     const char *decoder;
-    yard_status st;
+    yard_status st = read_normalizer(l, json_object_get(root, "normalizer"), 0);
 
-    if (!yard_json_absent(json_object_get(root, "truncation")))
-        return yard_loader_refuse(l, "truncation", "cutting prompts");
-    st = read_normalizer(l, json_object_get(root, "normalizer"), 0);
     if (st == YARD_OK)
         st = read_pre_tokenizer(l, json_object_get(root, "pre_tokenizer"), 0, &byte_level);
     if (st == YARD_OK && !byte_level)
         st = yard_fail(l->err, YARD_ENOTSUP,
                        "%s: pre_tokenizer: want ByteLevel at the end, got none", l->file);
     if (st == YARD_OK)
-        st = check_post_processor(l, json_object_get(root, "post_processor"), 0);
-    if (st == YARD_OK)
         st = yard_loader_type(l, "decoder", json_object_get(root, "decoder"), &decoder);
     if (st == YARD_OK && strcmp(decoder, "ByteLevel"))
         st = yard_loader_refuse(l, "decoder", decoder);
     return st;
+}
+
+yard_status yard_loader_pipeline(yard_tokenizer_loader *l, const json_t *root)
+{
+    yard_status st;
+
+    if (!yard_json_absent(json_object_get(root, "truncation")))
+        return yard_loader_refuse(l, "truncation", "cutting prompts");
+    st = l->tok->metaspace ? yard_loader_metaspace(l, root) : read_byte_level_pipeline(l, root);
+    return st == YARD_OK ? check_post_processor(l, json_object_get(root, "post_processor"), 0) : st;
 }

@@ -84,7 +84,7 @@ static size_t to_utf8(char *out, const char *bytes, size_t n_bytes, bool last, s
 yard_status yard_tokenizer_decode(const yard_tokenizer *tok, const int32_t *ids, size_t n_ids,
                                   bool skip_special, char **text, size_t *n_bytes, yard_error *err)
 {
-    size_t n_raw = 0, n = 0, used;
+    size_t n_raw = 0, n = 0, n_stripped = 0, used;
     const char *bytes;
     char *raw, *out;
 
@@ -107,7 +107,9 @@ yard_status yard_tokenizer_decode(const yard_tokenizer *tok, const int32_t *ids,
         memcpy(raw + n_raw, bytes, n);
         n_raw += n;
     }
-    *n_bytes = to_utf8(out, raw, n_raw, true, &used);
+    while (n_stripped < tok->n_stripped && n_stripped < n_raw && raw[n_stripped] == ' ')
+        n_stripped++;
+    *n_bytes = to_utf8(out, raw + n_stripped, n_raw - n_stripped, true, &used);
     out[*n_bytes] = '\0';
     *text = out;
     free(raw);

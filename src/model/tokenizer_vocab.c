@@ -41,6 +41,37 @@ static bool from_alphabet(const yard_tokenizer_loader *l, const char *text, size
     return true;
 }
 
+/* ---- names of tokens --------------------------------------------------------------------- */
+
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+/* The byte that "<0x0A>" names, -1 for other names. */
+static int byte_name(const char *name, size_t n_bytes)
+{
+    if (n_bytes != 6 || memcmp(name, "<0x", 3) != 0 || name[5] != '>' || hex_digit(name[3]) < 0 ||
+        hex_digit(name[4]) < 0)
+        return -1;
+    return hex_digit(name[3]) * 16 + hex_digit(name[4]);
+}
+
+/* The text that merges into a token of this name; false: none does. The result is never longer than
+ * the name. */
+static bool text_of_name(const yard_tokenizer_loader *l, const char *name, size_t n_bytes,
+                         char *out, size_t *n_out)
+{
+    if (!l->tok->metaspace)
+        return from_alphabet(l, name, n_bytes, out, n_out);
+    if (byte_name(name, n_bytes) >= 0 || memchr(name, ' ', n_bytes))
+        return false;
+    *n_out = yard_metaspace_to_spaces(name, n_bytes, out);
+    return true;
+}
+
 /* ---- vocabulary and merges --------------------------------------------------------------- */
 
 static yard_status read_id(yard_tokenizer_loader *l, const char *field, const char *name,
@@ -106,6 +137,7 @@ static yard_status read_vocab(yard_tokenizer_loader *l)
     const char *name;
     json_t *value;
 
+    memset(tok->byte_ids, 0xff, sizeof(tok->byte_ids));
     json_object_foreach((json_t *)l->vocab, name, value)
     {
         const size_t n_name = strlen(name);
@@ -119,17 +151,23 @@ static yard_status read_vocab(yard_tokenizer_loader *l)
                 "%s: model.vocab '%.*s': want an id of its own, got %" JSON_INTEGER_FORMAT
                 ", which another token has",
                 l->file, YARD_MAX_NAME_BYTES, name, json_integer_value(value));
-        if (from_alphabet(l, name, n_name, bytes, &n_bytes))
+        if (text_of_name(l, name, n_name, bytes, &n_bytes)) {
             yard_bytes_map_add(&tok->by_bytes, bytes, (uint32_t)n_bytes,
                                (int32_t)json_integer_value(value));
-        else /* an added token, or one that no text becomes */
+        } else if (tok->metaspace && byte_name(name, n_name) >= 0) {
+            bytes[0] = (char)byte_name(name, n_name);
+            n_bytes = 1;
+            tok->byte_ids[byte_name(name, n_name)] = (int32_t)json_integer_value(value);
+        } else { /* an added token, or one that no text becomes */
             memcpy(bytes, name, n_name);
+        }
         l->n_pool += n_bytes;
         *token = (yard_token){ .bytes = bytes, .n_bytes = (uint32_t)n_bytes };
     }
     for (int byte = 0; byte < 256; byte++) {
         const char c = (char)byte;
-        tok->byte_ids[byte] = yard_bytes_map_find(&tok->by_bytes, &c, 1);
+        if (!tok->metaspace)
+            tok->byte_ids[byte] = yard_bytes_map_find(&tok->by_bytes, &c, 1);
         if (tok->byte_ids[byte] < 0)
             return yard_fail(l->err, YARD_ENOTSUP,
                              "%s: model.vocab: want a token for each of the 256 bytes, got none "
@@ -188,9 +226,9 @@ static yard_status read_merge(yard_tokenizer_loader *l, const json_t *merge, siz
     memcpy(joined + n_side[0], side[1], n_side[1]);
     if (!json_object_getn(l->vocab, joined, n_side[0] + n_side[1]))
         return unknown_token(l, rank, joined, n_side[0] + n_side[1]);
-    /* A side outside the byte alphabet is a pair that no text has. */
-    if (!from_alphabet(l, side[0], n_side[0], joined, &n_bytes[0]) ||
-        !from_alphabet(l, side[1], n_side[1], joined + n_bytes[0], &n_bytes[1]))
+    /* A side that no text becomes is a pair that no text has. */
+    if (!text_of_name(l, side[0], n_side[0], joined, &n_bytes[0]) ||
+        !text_of_name(l, side[1], n_side[1], joined + n_bytes[0], &n_bytes[1]))
         return YARD_OK;
     id[0] = yard_bytes_map_find(map, joined, n_bytes[0]);
     id[1] = yard_bytes_map_find(map, joined + n_bytes[0], n_bytes[1]);
@@ -234,8 +272,9 @@ static yard_status read_merges(yard_tokenizer_loader *l, const json_t *merges)
 /* Members that change what the model does and are not implemented must be off. */
 static yard_status check_model(yard_tokenizer_loader *l, const json_t *model)
 {
-    static const char *const off[] = { "dropout", "unk_token", "continuing_subword_prefix",
-                                       "end_of_word_suffix", "byte_fallback" };
+    static const char *const off[] = { "dropout", "continuing_subword_prefix", "end_of_word_suffix",
+                                       "unk_token" };
+    const size_t n_off = sizeof(off) / sizeof(off[0]);
     const json_t *type = json_object_get(model, "type");
 
     if (!json_is_object(model))
@@ -244,7 +283,11 @@ static yard_status check_model(yard_tokenizer_loader *l, const json_t *model)
         return yard_loader_want(l, "model.type", "a string", type);
     if (type && strcmp(json_string_value(type), "BPE"))
         return yard_loader_refuse(l, "model.type", json_string_value(type));
-    for (size_t i = 0; i < sizeof(off) / sizeof(off[0]); i++) {
+    if (!yard_json_absent(json_object_get(model, "byte_fallback")) &&
+        yard_loader_bool(l, "model", model, "byte_fallback", &l->tok->metaspace) != YARD_OK)
+        return YARD_EFORMAT;
+    /* Where every byte has a token nothing is unknown. */
+    for (size_t i = 0; i < (l->tok->metaspace ? n_off - 1 : n_off); i++) {
         const json_t *value = json_object_get(model, off[i]);
         const bool empty = json_is_string(value) && json_string_length(value) == 0;
         if (!yard_json_absent(value) && !json_is_false(value) && !empty)

@@ -405,7 +405,7 @@ static const struct refusal {
     { "model.type", "7", YARD_EFORMAT, "model.type: want a string" },
     { "model.dropout", "0.5", YARD_ENOTSUP, "model.dropout" },
     { "model.unk_token", "\"<unk>\"", YARD_ENOTSUP, "model.unk_token" },
-    { "model.byte_fallback", "true", YARD_ENOTSUP, "model.byte_fallback" },
+    { "model.byte_fallback", "true", YARD_ENOTSUP, "none for 0x00" },
     { "model.continuing_subword_prefix", "\"##\"", YARD_ENOTSUP,
       "model.continuing_subword_prefix" },
     { "model.end_of_word_suffix", "\"</w>\"", YARD_ENOTSUP, "model.end_of_word_suffix" },
