@@ -66,8 +66,10 @@ typedef struct yard_fabric_config {
 /* Fills rank, n_ranks and rendezvous from the environment, first match: YARD_RANK/YARD_SIZE/
  * YARD_RENDEZVOUS (set by `switchyard run`), Open MPI and PMIx, Slurm, torchrun-style
  * RANK/WORLD_SIZE/MASTER_ADDR/MASTER_PORT, Kubernetes indexed jobs. Strings point into *storage.
- * Errors: YARD_EINVAL naming a variable that is missing or no number. *found is false and the
- * config unchanged when no scheme is present. */
+ * YARD_RENDEZVOUS, YARD_SECRET and YARD_BIND_HOST count with each of them, YARD_SIZE where a
+ * launcher does not tell the number of ranks. Errors: YARD_EINVAL naming a variable that is missing
+ * or no number. When no scheme is there, storage->scheme is NULL and the config unchanged;
+ * variables of half a scheme are an error. */
 typedef struct yard_fabric_env {
     char rendezvous[256], secret[128], bind_host[128];
     const char *scheme; /* "switchyard run", "Open MPI", ..; NULL when none */

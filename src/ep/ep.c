@@ -6,7 +6,6 @@
 
 enum {
     ALIGN = 64,
-    MAX_RANKS = 4096,
     TELL_US = 2000000 /* a rank that fails alone lets the others know within */
 };
 
@@ -71,8 +70,9 @@ static yard_status check_fields(const yard_ep_config *c, yard_error *err)
 
 static yard_status check_ranks(const yard_ep_config *c, uint32_t n_ranks, yard_error *err)
 {
-    if (n_ranks == 0 || n_ranks > MAX_RANKS)
-        return yard_fail(err, YARD_EINVAL, "ep: want 1 to %d ranks, got %u", MAX_RANKS, n_ranks);
+    if (n_ranks == 0 || n_ranks > YARD_EP_MAX_RANKS)
+        return yard_fail(err, YARD_EINVAL, "ep: want 1 to %d ranks, got %u", YARD_EP_MAX_RANKS,
+                         n_ranks);
     if (c->n_experts % n_ranks != 0)
         return yard_fail(err, YARD_EINVAL,
                          "ep config: n_experts: want a multiple of %u ranks, got %u", n_ranks,
@@ -452,71 +452,7 @@ void yard_ep_get_stats(const yard_ep *ep, yard_ep_stats *out)
     *out = ep->stats;
 }
 
-/* ---- errors ------------------------------------------------------------------------------ */
-
-const char *yard_ep_error(const yard_ep *ep)
-{
-    return ep->err.message;
-}
-
-/* A rank that stopped keeps others from going on, and those keep others: whoever has not sent its
- * header is listed, the culprit among them. */
-static void name_missing(const yard_ep_round *round, yard_sym sig, char *text, size_t n_bytes)
-{
-    const yard_ep *ep = round->ep;
-    size_t n = 0;
-
-    text[0] = '\0';
-    for (uint32_t s = 0; s < ep->n_ranks && n < n_bytes; s++)
-        if (yard_fabric_read_signal(ep->fabric, sig + s * 8) < round->epoch)
-            n += (size_t)snprintf(text + n, n_bytes - n, "%s%u", n ? ", " : "; missing: rank ", s);
-}
-
-static yard_status broken(yard_ep *ep, yard_status st, const char *call, const char *missing)
-{
-    char lost[48] = "";
-    uint32_t first = 0;
-
-    if (ep->status != YARD_OK)
-        return ep->status;
-    ep->status = st;
-    if (yard_fabric_poll(ep->fabric, &first) == YARD_EPEER)
-        snprintf(lost, sizeof(lost), "; lost first: rank %u", first);
-    return yard_fail(&ep->err, st, "rank %u, %s: %s%s%s", ep->rank, call,
-                     yard_fabric_error(ep->fabric), lost, missing);
-}
-
-yard_status yard_ep_broken(yard_ep_round *round, yard_status st, const char *call, yard_sym sig)
-{
-    char missing[160] = "";
-
-    if (sig != 0)
-        name_missing(round, sig, missing, sizeof(missing));
-    return broken(round->ep, st, call, missing);
-}
-
-yard_status yard_ep_poll(yard_ep *ep)
-{
-    if (ep->status == YARD_OK && yard_fabric_poll(ep->fabric, NULL) != YARD_OK)
-        return broken(ep, YARD_EPEER, "poll", "");
-    return ep->status;
-}
-
-yard_status yard_ep_enter(yard_ep_round *round, round_state want, const char *call)
-{
-    static const char *const next_call[] = { [ROUND_IDLE] = "dispatch_send",
-                                             [ROUND_DISPATCH_SENT] = "dispatch_recv",
-                                             [ROUND_DISPATCHED] = "combine_send",
-                                             [ROUND_COMBINE_SENT] = "combine_recv" };
-    yard_ep *ep = round->ep;
-
-    if (ep->status != YARD_OK)
-        return ep->status;
-    if (round->state != want)
-        return yard_fail(&ep->err, YARD_EINVAL, "%s: this round's next call is %s", call,
-                         next_call[round->state]);
-    return YARD_OK;
-}
+/* ---- puts ---------------------------------------------------------------------------------- */
 
 yard_status yard_ep_put_node(yard_ep *ep, yard_sym dst, const void *src, size_t n_bytes,
                              uint32_t relay, yard_sym sig, const uint32_t *targets,

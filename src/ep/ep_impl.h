@@ -66,7 +66,7 @@
 #include "base/convert.h"
 #include "fabric/fabric.h"
 
-enum { YARD_EP_MAX_TOP_K = 32, YARD_EP_MAX_TP = 64 };
+enum { YARD_EP_MAX_RANKS = 4096, YARD_EP_MAX_TOP_K = 32, YARD_EP_MAX_TP = 64 };
 
 /* What a source tells a rank about one dispatch: which of its tokens come, and their experts. */
 typedef struct ep_header {

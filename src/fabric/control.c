@@ -2,8 +2,9 @@
  * rank that only waits that its peer has died, so every pair of ranks holds a connection that
  * carries nothing but its own end. A thread sleeps on all of them.
  *
- * A peer that leaves in order says so by one byte; an end without it is a loss. A stopped process
- * (SIGSTOP) keeps its connections: deadlines find it, and it may go on. */
+ * A peer that leaves in order says so; an end without it is a loss. One that gives up on a rank
+ * tells on whom: what follows is no fault of its own. A stopped process (SIGSTOP) keeps its
+ * connections: deadlines find it, and it may go on. */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -19,7 +20,8 @@
 enum {
     SPARE_CONNECTIONS = 64,
     RETRY_MS = 2,
-    BYE = 'B',
+    BYE = 'B', /* kinds of notice */
+    GAVE_UP = 'G',
     MIN_SILENCE_US = 3000000, /* a link that is cut for a second must survive */
     STOP = UINT32_MAX         /* epoll tag of control_stop */
 };
@@ -29,6 +31,12 @@ typedef struct introduction {
     uint8_t job_id[YARD_JOB_ID_BYTES]; /* of this very group, not of one before it */
     uint32_t channel, rank;
 } introduction;
+
+/* What a peer says on its control connection. */
+typedef struct notice {
+    uint32_t kind;
+    uint32_t rank; /* GAVE_UP: on whom */
+} notice;
 
 typedef struct mesh {
     yard_fabric *f;
@@ -210,28 +218,57 @@ void yard_peer_mark(yard_fabric *f, uint32_t rank, yard_peer_state state, int wh
         f->ops->wake(f);
 }
 
-yard_status yard_peer_fail(const yard_fabric *f, uint32_t rank, yard_error *err)
+void yard_peer_reason(const yard_fabric *f, uint32_t rank, char *text, size_t n_text)
+{
+    const uint32_t on = atomic_load(&f->peers[rank].gave_up_on);
+
+    text[0] = '\0';
+    if (on != UINT32_MAX)
+        snprintf(text, n_text, " after it gave up on rank %u", on);
+}
+
+yard_status yard_peer_fail(yard_fabric *f, uint32_t rank)
 {
     const yard_peer *p = &f->peers[rank];
     const int why = atomic_load_explicit(&p->lost_errno, memory_order_relaxed);
+    char reason[64];
 
+    yard_peer_give_up(f, rank);
+    yard_peer_reason(f, rank, reason, sizeof(reason));
     if (atomic_load_explicit(&p->state, memory_order_acquire) == YARD_PEER_LEFT)
-        return yard_fail(err, YARD_EPEER, "fabric: %s has left the group", p->name);
-    return yard_fail(err, YARD_EPEER, "fabric: %s is lost: %s", p->name,
-                     why ? strerror(why) : "its process has ended");
+        return yard_fail(&f->err, YARD_EPEER, "fabric: %s has left the group%s", p->name, reason);
+    return yard_fail(&f->err, YARD_EPEER, "fabric: %s is lost: %s%s", p->name,
+                     why ? strerror(why) : "its process has ended", reason);
+}
+
+void yard_peer_give_up(yard_fabric *f, uint32_t rank)
+{
+    const uint32_t theirs = atomic_load(&f->peers[rank].gave_up_on);
+    const notice told = { .kind = GAVE_UP, .rank = theirs != UINT32_MAX ? theirs : rank };
+
+    if (f->gave_up || !f->control_runs)
+        return;
+    f->gave_up = true;
+    for (uint32_t r = 0; r < f->n_ranks; r++)
+        if (f->peers[r].control_fd >= 0)
+            (void)!send(f->peers[r].control_fd, &told, sizeof(told), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 static void read_control(yard_fabric *f, uint32_t rank)
 {
     const int fd = f->peers[rank].control_fd;
-    char byte = 0;
-    const ssize_t n = recv(fd, &byte, 1, 0);
+    notice got = { 0 };
+    const ssize_t n = recv(fd, &got, sizeof(got), 0);
     const int code = n < 0 ? errno : 0;
 
     if (n < 0 && (code == EAGAIN || code == EWOULDBLOCK || code == EINTR))
         return;
+    if (n == sizeof(got) && got.kind == GAVE_UP) {
+        atomic_store(&f->peers[rank].gave_up_on, got.rank);
+        return;
+    }
     epoll_ctl(f->control_epoll, EPOLL_CTL_DEL, fd, NULL);
-    if (n == 1 && byte == BYE)
+    if (n == sizeof(got) && got.kind == BYE)
         yard_peer_mark(f, rank, YARD_PEER_LEFT, 0);
     else /* unix sockets report the end of a process with unread data as a reset */
         yard_peer_mark(f, rank, YARD_PEER_LOST, code == ECONNRESET ? 0 : code);
@@ -321,7 +358,7 @@ void yard_control_stop(yard_fabric *f)
 
 void yard_control_close(yard_fabric *f)
 {
-    const char bye = BYE;
+    const notice bye = { .kind = BYE };
 
     for (uint32_t r = 0; r < f->n_ranks; r++) {
         const int fd = f->peers[r].control_fd;
@@ -329,7 +366,7 @@ void yard_control_close(yard_fabric *f)
         if (fd < 0)
             continue;
         /* A lost peer is nobody's concern here. */
-        (void)!send(fd, &bye, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+        (void)!send(fd, &bye, sizeof(bye), MSG_NOSIGNAL | MSG_DONTWAIT);
         close(fd);
         f->peers[r].control_fd = -1;
     }

@@ -188,6 +188,7 @@ static yard_fabric *allocate(uint32_t rank, uint32_t n_ranks, size_t heap_bytes,
     atomic_store(&f->first_lost, UINT32_MAX);
     for (uint32_t r = 0; r < n_ranks; r++) {
         f->peers[r].control_fd = -1;
+        atomic_store(&f->peers[r].gave_up_on, UINT32_MAX);
         snprintf(f->peers[r].name, sizeof(f->peers[r].name), "rank %u", r);
     }
     return f;

@@ -227,6 +227,26 @@ static yard_status read_text(const scheme *s, const char *name, char *text, size
     return YARD_OK;
 }
 
+/* Variables that make no scheme but show that one was meant: ranks that each went their own way, as
+ * groups of one, would all give plausible results. */
+static yard_status refuse_half_schemes(yard_error *err)
+{
+    static const char *const ours[] = { "YARD_SIZE", "YARD_RENDEZVOUS" };
+
+    for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++)
+        if (get(ours[i]))
+            return yard_fail(err, YARD_EINVAL,
+                             "environment: %s is set, but nothing tells the rank: want YARD_RANK, "
+                             "or a launcher's (Open MPI, PMIx, Slurm, torchrun, Kubernetes indexed "
+                             "job)",
+                             ours[i]);
+    if (get("MASTER_ADDR") && (get("RANK") || get("WORLD_SIZE")))
+        return yard_fail(err, YARD_EINVAL,
+                         "environment: torchrun: %s is missing beside MASTER_ADDR and %s",
+                         get("RANK") ? "WORLD_SIZE" : "RANK", get("RANK") ? "RANK" : "WORLD_SIZE");
+    return YARD_OK;
+}
+
 yard_status yard_fabric_config_from_env(yard_fabric_config *config, yard_fabric_env *storage,
                                         yard_error *err)
 {
@@ -236,7 +256,7 @@ yard_status yard_fabric_config_from_env(yard_fabric_config *config, yard_fabric_
 
     storage->scheme = s ? s->name : NULL;
     if (!s)
-        return YARD_OK;
+        return refuse_half_schemes(err);
     st = read_ranks(s, &v);
     if (st == YARD_OK)
         st = read_text(s, "YARD_RENDEZVOUS", storage->rendezvous, sizeof(storage->rendezvous), err);

@@ -125,7 +125,7 @@ yard_status yard_fabric_put_signal(yard_fabric *f, yard_sym dst, const void *src
         return YARD_OK;
     }
     if (yard_peer_gone(f, peer))
-        return yard_peer_fail(f, peer, &f->err);
+        return yard_peer_fail(f, peer);
     st = f->ops->put_signal(f, dst, src, n_bytes, sig, value, peer);
     if (st == YARD_OK && n_bytes) {
         f->stats.n_puts++;
@@ -156,14 +156,14 @@ static yard_status check_targets(yard_fabric *f, uint32_t relay, const uint32_t 
     if (n_targets == 0)
         return yard_fail(&f->err, YARD_EINVAL, "fabric: put for a node: want targets, got none");
     if (relay != f->rank && yard_peer_gone(f, relay))
-        return yard_peer_fail(f, relay, &f->err);
+        return yard_peer_fail(f, relay);
     for (uint32_t i = 0; i < n_targets; i++) {
         if (targets[i] >= f->n_ranks || f->peers[targets[i]].node != f->peers[relay].node)
             return yard_fail(&f->err, YARD_EINVAL,
                              "fabric: put for a node: want targets on the node of rank %u, got %u",
                              relay, targets[i]);
         if (targets[i] != f->rank && yard_peer_gone(f, targets[i]))
-            return yard_peer_fail(f, targets[i], &f->err);
+            return yard_peer_fail(f, targets[i]);
     }
     return YARD_OK;
 }
@@ -254,14 +254,16 @@ static bool is_cut_off(yard_fabric *f, uint32_t peer, uint32_t relay, uint32_t *
 static yard_status fail_late(yard_fabric *f, yard_sym sig, uint64_t at_least, uint32_t peer,
                              uint32_t relay, uint64_t waited_us)
 {
-    char through[YARD_PEER_NAME_BYTES + 16] = "";
+    char through[YARD_PEER_NAME_BYTES + 16] = "", reason[64];
 
     if (relay != peer)
         snprintf(through, sizeof(through), " through %s", f->peers[relay].name);
+    yard_peer_reason(f, peer, reason, sizeof(reason));
+    yard_peer_give_up(f, peer);
     return yard_fail(&f->err, YARD_ETIMEDOUT,
-                     "fabric: waited %.3f s for %s%s: signal at %llu is %llu, want %llu",
-                     (double)waited_us / 1e6, f->peers[peer].name, through, (unsigned long long)sig,
-                     (unsigned long long)yard_fabric_read_signal(f, sig),
+                     "fabric: waited %.3f s for %s%s%s: signal at %llu is %llu, want %llu",
+                     (double)waited_us / 1e6, f->peers[peer].name, through, reason,
+                     (unsigned long long)sig, (unsigned long long)yard_fabric_read_signal(f, sig),
                      (unsigned long long)at_least);
 }
 
@@ -285,7 +287,7 @@ static yard_status sleep_until(yard_fabric *f, yard_sym sig, uint64_t at_least, 
         if (seen >= at_least)
             return YARD_OK;
         if (cut_off)
-            return yard_peer_fail(f, gone, &f->err);
+            return yard_peer_fail(f, gone);
         if (yard_now_us() >= until)
             return fail_late(f, sig, at_least, peer, relay, yard_now_us() - begun_us);
         if (f->ops->sleep)
@@ -334,7 +336,7 @@ static yard_status fail_if_any_gone(yard_fabric *f)
 {
     for (uint32_t r = 0; r < f->n_ranks; r++)
         if (yard_peer_gone(f, r))
-            return yard_peer_fail(f, r, &f->err);
+            return yard_peer_fail(f, r);
     return YARD_OK;
 }
 
@@ -380,5 +382,5 @@ yard_status yard_fabric_poll(yard_fabric *f, uint32_t *lost_rank)
         return YARD_OK;
     if (lost_rank)
         *lost_rank = rank;
-    return yard_peer_fail(f, rank, &f->err);
+    return yard_peer_fail(f, rank);
 }

@@ -53,6 +53,9 @@ yard_status yard_fabric_config_read(yard_fabric_config *out, const yard_fabric_c
 yard_status yard_fabric_create_for(yard_fabric **out, const yard_fabric_config *config,
                                    size_t copying_heap_bytes, yard_error *err);
 
+/* "ranks 2, 5-7 of 8" (at most a few ranges, then ".."): those with missing[rank]. */
+void yard_ranks_text(char *text, size_t n_text, const bool *missing, uint32_t n_ranks);
+
 /* What the caller of a rank needs equal on all ranks: as config_hash and config_text. */
 typedef struct yard_rank_config {
     uint32_t rank;

@@ -35,6 +35,7 @@ typedef struct yard_peer {
     int control_fd;                  /* -1 for this rank and in custom fabrics */
     _Atomic uint32_t state;          /* yard_peer_state */
     _Atomic int lost_errno;          /* why it is lost; 0: end of stream */
+    _Atomic uint32_t gave_up_on;     /* rank whose loss it told of; UINT32_MAX: none */
 } yard_peer;
 
 /* A step of the collective start. Each has a deadline of config.start_timeout_us and tells who is
@@ -75,7 +76,7 @@ struct yard_fabric {
 
     /* The control thread watches the peers' connections. */
     pthread_t control_thread;
-    bool control_runs;
+    bool control_runs, gave_up;
     int control_epoll, control_stop; /* -1: none */
     _Atomic uint32_t first_lost;     /* rank, or UINT32_MAX */
     _Atomic uint32_t n_disturbed;    /* ranks lost or left, after their state; interrupts */
@@ -101,8 +102,15 @@ static inline bool yard_peer_gone(const yard_fabric *f, uint32_t rank)
  * end of stream. */
 void yard_peer_mark(yard_fabric *f, uint32_t rank, yard_peer_state state, int why);
 
-/* YARD_EPEER with the message for a rank that is gone. */
-yard_status yard_peer_fail(const yard_fabric *f, uint32_t rank, yard_error *err);
+/* YARD_EPEER with the message for a rank that is gone in f->err. The caller's thread. */
+yard_status yard_peer_fail(yard_fabric *f, uint32_t rank);
+
+/* Tells the peers, once, which rank this one gave up on. They will find this one gone, or waiting
+ * no more, and can then name the rank that it began with. */
+void yard_peer_give_up(yard_fabric *f, uint32_t rank);
+
+/* "" or " after it gave up on rank 2", for a message that blames a rank. */
+void yard_peer_reason(const yard_fabric *f, uint32_t rank, char *text, size_t n_text);
 
 /* The signal word at a heap offset that was checked. */
 static inline _Atomic uint64_t *yard_signal_word(const yard_fabric *f, yard_sym sig)
@@ -123,9 +131,6 @@ void yard_stage_begin(yard_fabric *f, const char *name);
  * seconds. Returns how long a poll() may sleep until the next notice or the deadline, in ms; 0 once
  * the deadline has passed. */
 int yard_stage_wait_ms(yard_fabric *f, const char *whom);
-
-/* "ranks 2, 5-7 of 8" (at most a few ranges, then ".."): those with missing[rank]. */
-void yard_ranks_text(char *text, size_t n_text, const bool *missing, uint32_t n_ranks);
 
 /* Connects this rank to rank 0, checks that all agree on the config, fills peers, job_id, n_nodes.
  */

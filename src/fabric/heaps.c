@@ -155,7 +155,7 @@ static yard_status receive_file(yard_fabric *f, const yard_heaps *h, uint32_t fr
     if (st != YARD_OK)
         return st;
     n = recvmsg(f->peers[from].control_fd, &msg, MSG_CMSG_CLOEXEC);
-    if (n <= (ssize_t)sizeof(char)) /* closed, or a goodbye */
+    if (n < (ssize_t)sizeof(note)) /* closed, or a goodbye */
         return yard_fail(err, YARD_EPEER, "fabric: heap: %s went away while the group was starting",
                          f->peers[from].name);
     take_descriptors(&msg, fds);

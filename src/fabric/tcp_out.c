@@ -151,7 +151,7 @@ yard_status yard_tcp_send(yard_tcp *t, yard_tcp_peer *p, const yard_queued_put *
     bool pushed = true, blocked, now;
 
     if (atomic_load_explicit(&p->closed, memory_order_acquire))
-        return yard_peer_fail(t->fabric, p->rank, &t->fabric->err);
+        return yard_peer_fail(t->fabric, p->rank);
     pthread_mutex_lock(&out->lock);
     now = ends_burst(out, &items[0].put);
     for (uint32_t i = 0; i < n && pushed; i++) {

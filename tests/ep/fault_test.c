@@ -47,11 +47,11 @@ static void stop_at(void *ctx)
     raise(SIGSTOP);
 }
 
-/* Alone, or in the list of those that are missing. */
+/* Itself, as the one that another gave up on, or in the list of those that are missing. */
 static bool names_victim(const char *text)
 {
-    return strstr(text, "rank 1 ") || strstr(text, "rank 1;") || strstr(text, "rank 0, 1") ||
-           (strlen(text) > 6 && !strcmp(text + strlen(text) - 6, "rank 1"));
+    return strstr(text, "rank 1 ") || strstr(text, "rank 1;") || strstr(text, "ranks 0-") ||
+           strstr(text, "ranks 1") || strstr(text, "ranks 0, 1");
 }
 
 static void run_faulty(const yard_fabric_config *config, void *ctx)

@@ -12,6 +12,13 @@ typedef struct env_case {
 static const env_case cases[] = {
     { "", NULL, NULL, NULL, 0, 0, NULL },
     { "RANK=3", NULL, NULL, NULL, 0, 0, NULL }, /* a name that anything may use */
+    { "WORLD_SIZE=3 MASTER_PORT=1", NULL, NULL, NULL, 0, 0, NULL },
+    { "YARD_SIZE=2", NULL, NULL, NULL, 0, 0, "YARD_SIZE is set, but nothing tells the rank" },
+    { "YARD_RENDEZVOUS=h:1", NULL, NULL, NULL, 0, 0, "YARD_RENDEZVOUS is set, but nothing" },
+    { "RANK=1 MASTER_ADDR=h", NULL, NULL, NULL, 0, 0,
+      "torchrun: WORLD_SIZE is missing beside MASTER_ADDR and RANK" },
+    { "WORLD_SIZE=2 MASTER_ADDR=h", NULL, NULL, NULL, 0, 0,
+      "torchrun: RANK is missing beside MASTER_ADDR and WORLD_SIZE" },
 
     { "YARD_RANK=2 YARD_SIZE=4 YARD_RENDEZVOUS=unix:x", "switchyard run", "unix:x", NULL, 2, 4,
       NULL },

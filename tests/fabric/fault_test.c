@@ -360,6 +360,47 @@ static void leaving_is_told(void **state)
 }
 
 /* Groups in a row under one name, without a pause. */
+/* Rank 1 never signals. Rank 2 gives up on it and leaves; rank 0, who waits for rank 2 alone, hears
+ * whose fault that is. */
+static void blame(const yard_fabric_config *config, void *ctx)
+{
+    const test_pipe *over = ctx;
+    yard_fabric_config c = *config;
+    yard_fabric *f;
+
+    c.force_network = config->n_ranks == 4;
+    f = test_create(&c);
+    if (c.rank == 2) {
+        CHECK(yard_fabric_wait_until(f, 8, 1, 1, yard_fabric_deadline(f, 1000)) == YARD_ETIMEDOUT);
+        CHECK_TEXT(yard_fabric_error(f), "for rank 1 (pid ");
+    }
+    if (c.rank == 0) {
+        CHECK(yard_fabric_wait_until(f, 16, 1, 2, yard_fabric_deadline(f, 0)) == YARD_EPEER);
+        CHECK_TEXT(yard_fabric_error(f), "rank 2 (pid ");
+        CHECK_TEXT(yard_fabric_error(f), "has left the group after it gave up on rank 1");
+        /* and so on to those who wait for this one: the first cause, not the messenger */
+        test_tell(over);
+    }
+    if (c.rank == 1)
+        test_hear(over);
+    if (c.rank == 3) {
+        CHECK(yard_fabric_wait_until(f, 24, 1, 0, yard_fabric_deadline(f, 0)) == YARD_EPEER);
+        CHECK_TEXT(yard_fabric_error(f), "rank 0 (pid ");
+        CHECK_TEXT(yard_fabric_error(f), "has left the group after it gave up on rank 1");
+    }
+    yard_fabric_destroy(f);
+}
+
+static void the_first_cause_is_named(void **state)
+{
+    test_pipe over;
+
+    test_pipe_open(&over);
+    test_run(3, blame, &over);
+    test_run(4, blame, &over);
+    test_pipe_close(&over);
+}
+
 static void form_again(const yard_fabric_config *config, void *ctx)
 {
     for (int i = 0; i < 20; i++) {
@@ -388,6 +429,7 @@ int main(void)
         cmocka_unit_test(heaps_beyond_memory_are_refused),
         cmocka_unit_test(stopped_in_the_start),
         cmocka_unit_test(leaving_is_told),
+        cmocka_unit_test(the_first_cause_is_named),
         cmocka_unit_test(groups_in_a_row),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -438,11 +438,11 @@ static void watch_by_tcp(const yard_fabric_config *config, void *ctx)
     while (c.rank == 0 && (!yard_peer_gone(f, 1) || !yard_peer_gone(f, 2)))
         poll(NULL, 0, 1);
     if (c.rank == 0) {
-        CHECK(yard_peer_fail(f, 1, &err) == YARD_EPEER);
-        CHECK_TEXT(err.message, "rank 1 (pid ");
-        CHECK_TEXT(err.message, "at 127.0.0.1) has left the group");
-        CHECK(yard_peer_fail(f, 2, &err) == YARD_EPEER);
-        CHECK_TEXT(err.message, "is lost: its process has ended");
+        CHECK(yard_peer_fail(f, 1) == YARD_EPEER);
+        CHECK_TEXT(yard_fabric_error(f), "rank 1 (pid ");
+        CHECK_TEXT(yard_fabric_error(f), "at 127.0.0.1) has left the group");
+        CHECK(yard_peer_fail(f, 2) == YARD_EPEER);
+        CHECK_TEXT(yard_fabric_error(f), "is lost: its process has ended");
         CHECK(yard_fabric_poll(f, &lost) == YARD_EPEER && lost == 2);
     }
     yard_fabric_destroy(f);
