@@ -53,13 +53,15 @@ typedef struct yard_engine_config {
     void (*warn)(void *ctx, const char *line);                                    /* may be NULL */
     void (*progress)(void *ctx, const char *what, uint64_t done, uint64_t total); /* may be NULL */
     void *notify_ctx;
-    yard_fabric *fabric;     /* of the ranks that run the model together, with the heap that
-                                yard_engine_budget_of() tells; borrowed until destroy or rejoin.
-                                NULL: this process alone */
-    uint32_t tp;             /* ranks of an instance; equal on all ranks; 0: 1 */
-    uint32_t prefill_budget; /* prompt tokens of all instances in one step, equal on all ranks; 0:
-                                max_tokens for each */
-    uint64_t timeout_us;     /* of every wait for another rank; 0: the fabric's */
+    yard_fabric *fabric;       /* of the ranks that run the model together, with the heap that
+                                  yard_engine_budget_of() tells; borrowed until destroy or rejoin.
+                                  NULL: this process alone */
+    uint32_t tp;               /* ranks of an instance; equal on all ranks; 0: 1 */
+    uint32_t prefill_budget;   /* prompt tokens of all instances in one step, equal on all ranks; 0:
+                                  max_tokens for each */
+    uint64_t timeout_us;       /* of every wait for another rank; 0: the fabric's */
+    uint64_t start_timeout_us; /* of the first step's wait: the others may still read their weights;
+                                  0: timeout_us */
 } yard_engine_config;
 
 #define YARD_ENGINE_CONFIG_INIT                                                                    \
@@ -151,8 +153,8 @@ YARD_API void yard_engine_wake(yard_engine *engine);
 
 /* After YARD_EPEER or YARD_ETIMEDOUT: the same rank in a new group over a new fabric, with the
  * weights it has. All requests end without events. Collective in that every rank of the new fabric
- * calls this or creates an engine. The old fabric is free when it returns, also with an error; the
- * engine can then only be destroyed or join another one. */
+ * calls this or creates an engine. The old fabric may be destroyed before. After an error the
+ * engine can only be destroyed or join another one. */
 YARD_API yard_status yard_engine_rejoin(yard_engine *engine, yard_fabric *fabric, yard_error *err);
 
 typedef enum yard_finish {

@@ -6,6 +6,7 @@
 #include <yard/engine.h>
 
 #include "engine/page_hash.h"
+#include "engine/pod.h"
 #include "model/model.h"
 
 /* What the engine was built from; owned by the engine. */

@@ -68,7 +68,7 @@ struct yard_engine {
     yard_fabric *fabric; /* NULL: this process alone */
     yard_agree_config group;
     yard_records records;
-    uint64_t timeout_us;
+    uint64_t timeout_us, start_timeout_us;
     yard_status broken; /* why the group is over; YARD_OK: it is not */
     _Atomic bool woken;
     command *command_head, *command_tail;

@@ -118,7 +118,7 @@ yard_status yard_group_plan(yard_engine *e, yard_step_plan *plan)
 {
     const yard_step_record mine = record_of(e);
     yard_status st = e->broken; /* its message is still there */
-    uint64_t begun_us;
+    uint64_t begun_us, timeout_us;
 
     if (st != YARD_OK)
         return st;
@@ -133,8 +133,8 @@ yard_status yard_group_plan(yard_engine *e, yard_step_plan *plan)
     if (yard_records_asleep(&e->records))
         return YARD_OK;
     begun_us = yard_now_us();
-    st = yard_records_plan(&e->records, yard_fabric_deadline(e->fabric, e->timeout_us), plan,
-                           &e->err);
+    timeout_us = e->records.agree.step == 0 ? e->start_timeout_us : e->timeout_us;
+    st = yard_records_plan(&e->records, yard_fabric_deadline(e->fabric, timeout_us), plan, &e->err);
     e->agree_us += yard_now_us() - begun_us;
     return st == YARD_OK ? YARD_OK : yard_group_break(e, st);
 }
@@ -187,6 +187,7 @@ yard_status yard_group_open(yard_engine *e, const yard_engine_config *c, yard_er
 
     e->fabric = c->fabric;
     e->timeout_us = c->timeout_us;
+    e->start_timeout_us = c->start_timeout_us ? c->start_timeout_us : c->timeout_us;
     e->group =
         (yard_agree_config){ .n_ranks = n_ranks, .tp = tp, .prefill_budget = c->prefill_budget };
     if (e->group.prefill_budget == 0)

@@ -1,0 +1,361 @@
+/* Pods: answers of the golden file from every layout, requests refused and aborted, and ranks that
+ * are killed or stopped at every stage of start and step: whatever happens, every request ends with
+ * one result or one error that names the rank, service goes on by itself, and nothing is left.
+ * ctest: sanitize */
+#include "../model/ranks.h"
+
+#include <dirent.h>
+
+#include "engine/engine.h"
+
+enum { N_FAULTS = 12, DEADLINE_US = 1000000, PATIENCE_US = 60000000 };
+
+static ranks_prompt prompts[RANKS_PROMPTS];
+
+typedef struct outcome {
+    uint64_t id;
+    uint32_t prompt, n_ids;
+    bool ended;
+    yard_finish finish;
+    char message[YARD_ERROR_MESSAGE_BYTES];
+} outcome;
+
+static char last_notice[YARD_ERROR_MESSAGE_BYTES];
+
+static void keep_notice(void *ctx, const char *line)
+{
+    snprintf(last_notice, sizeof(last_notice), "%s", line);
+    if (getenv("YARD_TEST_VERBOSE"))
+        fprintf(stderr, "%s\n", line);
+}
+
+static yard_pod_config pod_config(uint32_t n_ranks, uint32_t tp, const char *transport)
+{
+    const yard_engine_config engine = YARD_ENGINE_CONFIG_INIT;
+    yard_pod_config c = { .engine = engine, .n_ranks = n_ranks, .transport = transport };
+
+    c.engine.model_dir = RANKS_DEMO_DIR;
+    c.engine.mode = YARD_EXACT;
+    c.engine.n_threads = 1;
+    c.engine.kv_tokens = 8192;
+    c.engine.max_seqs = 8;
+    c.engine.tp = tp;
+    c.engine.timeout_us = DEADLINE_US;
+    c.start_timeout_us = 20000000;
+    c.notice = keep_notice;
+    return c;
+}
+
+static yard_pod *open_pod(uint32_t n_ranks, uint32_t tp, const char *transport)
+{
+    const yard_pod_config c = pod_config(n_ranks, tp, transport);
+    yard_pod *pod = NULL;
+    yard_error err = { 0 };
+
+    if (yard_pod_create(&pod, &c, &err) != YARD_OK)
+        fail_msg("%s", err.message);
+    return pod;
+}
+
+static outcome submit(yard_pod *pod, uint32_t instance, uint32_t prompt, uint32_t n_new)
+{
+    yard_request request = YARD_REQUEST_INIT;
+    outcome o = { .prompt = prompt };
+
+    request.prompt = prompts[prompt].ids;
+    request.n_prompt = prompts[prompt].n_ids;
+    request.max_new_tokens = n_new;
+    request.ignore_eos = true;
+    assert_int_equal(yard_pod_submit(pod, instance, &request, &o.id, NULL), YARD_OK);
+    return o;
+}
+
+static void take_event(outcome *o, const yard_pod_event *e)
+{
+    const ranks_prompt *p = &prompts[o->prompt];
+
+    assert_false(o->ended);
+    if (e->n_tokens > 0 && o->n_ids < RANKS_NEW)
+        assert_int_equal(e->token, p->ids[p->n_ids + o->n_ids]);
+    o->n_ids += e->n_tokens;
+    o->ended = e->finish != YARD_RUNNING;
+    o->finish = e->finish;
+    if (e->message)
+        snprintf(o->message, sizeof(o->message), "%s", e->message);
+}
+
+static void take_events(yard_pod *pod, outcome *o, size_t n)
+{
+    yard_pod_event events[32];
+    uint32_t n_events;
+
+    while ((n_events = yard_pod_poll(pod, events, 32)) > 0)
+        for (uint32_t i = 0; i < n_events; i++) {
+            for (size_t j = 0; j < n; j++)
+                if (o[j].id == events[i].id)
+                    take_event(&o[j], &events[i]);
+            free(events[i].message);
+        }
+}
+
+static bool all_ended(const outcome *o, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!o[i].ended)
+            return false;
+    return true;
+}
+
+static void run_once(yard_pod *pod, outcome *o, size_t n)
+{
+    yard_error err = { 0 };
+
+    if (yard_pod_run(pod, 100000, &err) != YARD_OK)
+        fail_msg("%s", err.message);
+    take_events(pod, o, n);
+}
+
+static void run_to_end(yard_pod *pod, outcome *o, size_t n)
+{
+    const uint64_t until_us = yard_now_us() + PATIENCE_US;
+
+    while (!all_ended(o, n)) {
+        run_once(pod, o, n);
+        if (yard_now_us() > until_us)
+            fail_msg("a request does not end; last notice: %s", last_notice);
+    }
+}
+
+/* ---- answers ----------------------------------------------------------------------------- */
+
+static void answers_are_the_golden_ones(void **state)
+{
+    static const struct {
+        uint32_t n_ranks, tp;
+        const char *transport;
+    } cases[] = { { 1, 1, NULL }, { 2, 1, NULL }, { 2, 2, NULL }, { 4, 2, "tcp" } };
+    outcome o[8];
+
+    (void)state;
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        yard_pod *pod = open_pod(cases[c].n_ranks, cases[c].tp, cases[c].transport);
+        const uint32_t dp = yard_pod_instance_count(pod);
+
+        assert_int_equal(dp, cases[c].n_ranks / cases[c].tp);
+        for (uint32_t i = 0; i < 8; i++) /* before it serves */
+            o[i] = submit(pod, i % dp, i, RANKS_NEW);
+        run_to_end(pod, o, 8);
+        o[0] = submit(pod, dp - 1, 9, RANKS_NEW);
+        run_to_end(pod, o, 8);
+        for (uint32_t i = 0; i < 8; i++)
+            assert_true(o[i].n_ids == RANKS_NEW && o[i].finish == YARD_FINISH_LENGTH);
+        yard_pod_destroy(pod);
+    }
+}
+
+static void requests_are_refused_and_aborted(void **state)
+{
+    yard_pod *pod = open_pod(2, 2, NULL);
+    yard_request request = YARD_REQUEST_INIT;
+    const int32_t bad = 99999;
+    outcome o[3];
+    yard_error err = { 0 };
+
+    (void)state;
+    request.prompt = &bad;
+    request.n_prompt = 1;
+    assert_int_equal(yard_pod_submit(pod, 1, &request, &o[0].id, &err), YARD_EINVAL);
+    assert_string_equal(err.message, "instance: want below 1, got 1");
+    o[0] = (outcome){ 0 };
+    assert_int_equal(yard_pod_submit(pod, 0, &request, &o[0].id, &err), YARD_OK);
+    o[1] = submit(pod, 0, 1, 4000);
+    o[2] = submit(pod, 0, 2, RANKS_NEW);
+    while (o[1].n_ids < 3)
+        run_once(pod, o, 3);
+    yard_pod_abort(pod, o[1].id);
+    yard_pod_abort(pod, 12345);
+    run_to_end(pod, o, 3);
+    assert_int_equal(o[0].finish, YARD_FINISH_ERROR);
+    assert_non_null(strstr(o[0].message, "99999"));
+    assert_int_equal(o[1].finish, YARD_FINISH_ABORTED);
+    assert_true(o[2].n_ids == RANKS_NEW);
+    yard_pod_destroy(pod);
+}
+
+static void impossible_pods_are_refused(void **state)
+{
+    yard_pod_config c = pod_config(5, 1, NULL);
+    yard_pod *pod = NULL;
+    yard_error err = { 0 };
+
+    (void)state;
+    assert_int_equal(yard_pod_create(&pod, &c, &err), YARD_EINVAL);
+    c = pod_config(3, 2, NULL);
+    c.n_pods = 2;
+    c.rendezvous = "127.0.0.1:1";
+    assert_int_equal(yard_pod_create(&pod, &c, &err), YARD_EINVAL);
+    assert_non_null(strstr(err.message, "an instance is on one machine"));
+    c = pod_config(2, 1, "no-such");
+    assert_int_equal(yard_pod_create(&pod, &c, &err), YARD_OK);
+    assert_int_equal(yard_pod_run(pod, PATIENCE_US, &err), YARD_EFORMAT);
+    assert_non_null(strstr(err.message, "no-such"));
+    yard_pod_destroy(pod);
+}
+
+/* ---- faults ------------------------------------------------------------------------------ */
+
+static uint32_t count_entries(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    uint32_t n = 0;
+
+    assert_non_null(dir);
+    while (readdir(dir))
+        n++;
+    closedir(dir);
+    return n;
+}
+
+static uint32_t count_lines(const char *path)
+{
+    FILE *file = fopen(path, "r");
+    uint32_t n = 0;
+    int c;
+
+    assert_non_null(file);
+    while ((c = fgetc(file)) != EOF)
+        n += c == '\n';
+    fclose(file);
+    return n;
+}
+
+typedef struct traces {
+    uint32_t n_fds, n_files, n_unix, n_children;
+} traces;
+
+/* Of this process alone where it can be: other programs use the machine too. */
+static traces look(void)
+{
+    char path[64];
+    traces t = { .n_fds = count_entries("/proc/self/fd"), .n_files = count_entries("/dev/shm") };
+
+    snprintf(path, sizeof(path), "/proc/self/task/%d/children", getpid());
+    FILE *children = fopen(path, "r");
+    int pid;
+    while (children && fscanf(children, "%d", &pid) == 1)
+        t.n_children++;
+    if (children)
+        fclose(children);
+    t.n_unix = count_lines("/proc/self/net/unix");
+    return t;
+}
+
+/* A fault at a moment that the seed chooses: before it serves, between, or in the middle of steps.
+ */
+static void harm(yard_pod *pod, uint64_t random, outcome *o, size_t n)
+{
+    const uint32_t rank = random % 2, what = random / 2 % 3, when = random / 6 % 3;
+    const uint32_t n_tokens = (uint32_t)(random / 18 % 12);
+    const uint64_t until_us = yard_now_us() + random / 216 % 30000;
+    pid_t pid;
+
+    if (when == 0)
+        while (yard_now_us() < until_us) /* some stage of the start, or none */
+            run_once(pod, o, n);
+    else
+        while (!yard_pod_serves(pod) || (when == 2 && o[0].n_ids < n_tokens && !o[0].ended))
+            run_once(pod, o, n);
+    pid = yard_pod_rank_pid(pod, rank);
+    if (pid == 0)
+        return;
+    kill(pid, what == 0 ? SIGKILL : SIGSTOP);
+    if (what == 2)
+        kill(pid, SIGCONT); /* a moment later it goes on: no harm done */
+}
+
+static void cycle(yard_pod *pod, uint64_t seed)
+{
+    uint64_t random = seed * 0x9e3779b97f4a7c15u;
+    outcome o[4];
+
+    random = (random ^ random >> 31) * 0xbf58476d1ce4e5b9u >> 8;
+    for (uint32_t i = 0; i < 4; i++)
+        o[i] = submit(pod, i % 2, i, RANKS_NEW);
+    harm(pod, random, o, 4);
+    run_to_end(pod, o, 4);
+    for (uint32_t i = 0; i < 4; i++) {
+        if (o[i].finish == YARD_FINISH_LENGTH) {
+            assert_int_equal(o[i].n_ids, RANKS_NEW);
+            continue;
+        }
+        assert_int_equal(o[i].finish, YARD_FINISH_ERROR);
+        if (o[i].n_ids == 0)
+            fail_msg("seed %llu: %s", (unsigned long long)seed, o[i].message);
+        assert_non_null(strstr(o[i].message, "rank "));
+    }
+}
+
+static void faults_end_in_service(void **state)
+{
+    const char *text = getenv("YARD_TEST_FAULTS");
+    const uint32_t n = text ? (uint32_t)atoi(text) : N_FAULTS;
+    const traces before = look();
+    traces after;
+
+    (void)state;
+    for (uint32_t part = 0; part < n;
+         part += 4) { /* some faults at the start, each with a new pod */
+        yard_pod *pod = open_pod(2, 1, NULL);
+
+        for (uint32_t i = part; i < n && i < part + 4; i++)
+            cycle(pod, i);
+        yard_pod_destroy(pod);
+    }
+    after = look();
+    assert_int_equal(after.n_fds, before.n_fds);
+    assert_int_equal(after.n_children, before.n_children);
+    assert_true(after.n_files <= before.n_files);
+}
+
+/* Both kinds of loss while a step is under way: the error names rank, layer and stage, what had
+ * streamed nothing is answered, and service is back soon. */
+static void a_lost_rank_is_named(void **state)
+{
+    static const int signals[] = { SIGKILL, SIGSTOP };
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        yard_pod *pod = open_pod(2, 1, NULL);
+        outcome o[2];
+        uint32_t generation;
+
+        o[0] = submit(pod, 0, 0, 4000);
+        while (o[0].n_ids < 5)
+            run_once(pod, o, 1);
+        generation = yard_pod_generation(pod);
+        kill(yard_pod_rank_pid(pod, 1), signals[i]);
+        o[1] = submit(pod, 1, 1, RANKS_NEW);
+        run_to_end(pod, o, 2);
+        assert_int_equal(o[0].finish, YARD_FINISH_ERROR);
+        assert_non_null(strstr(o[0].message, "rank 1"));
+        print_message("%s\n", o[0].message);
+        assert_true(o[1].finish == YARD_FINISH_LENGTH && o[1].n_ids == RANKS_NEW);
+        assert_int_equal(yard_pod_generation(pod), generation + 1);
+        print_message("%s\n", last_notice);
+        yard_pod_destroy(pod);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(answers_are_the_golden_ones),
+        cmocka_unit_test(requests_are_refused_and_aborted),
+        cmocka_unit_test(impossible_pods_are_refused),
+        cmocka_unit_test(a_lost_rank_is_named),
+        cmocka_unit_test(faults_end_in_service),
+    };
+
+    ranks_load_prompts(RANKS_DEMO_GOLDEN, prompts);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
