@@ -59,6 +59,18 @@ static const yard_chat_template templates[] = {
       "b6835114b7303ddd78919a82e4d9f7d8c26ed0d7dfc36beeb12d524f6144eab1",
       yard_encode_deepseek_v3,
       { .drop_thoughts = true, .output_separator = "\n" } },
+    { "deepseek-v2",
+      "8aeba567270fa9a8d5372caf4b04affea947c4421d96adc01e3ff94021b0ae8e",
+      yard_encode_deepseek_v2,
+      { .needs_eos = true, .no_tools = true } },
+    { "deepseek-v2-escaped", /* the same with line ends written as \n */
+      "5b0c475e85b3954175a606f8e7540ec0c6a16edb516e2b8cd0c000dff7b1ad65",
+      yard_encode_deepseek_v2,
+      { .needs_eos = true, .no_tools = true } },
+    { "mixtral-instruct",
+      "26a59556925c987317ce5291811ba3b7f32ec4c647c400c6cc7e3a9993007ba7",
+      yard_encode_mixtral,
+      { .needs_eos = true, .no_tools = true, .alternates = true } },
 };
 
 enum { N_TEMPLATES = sizeof(templates) / sizeof(templates[0]) };
@@ -77,7 +89,7 @@ yard_status yard_chat_template_find(const yard_chat_template **out, const yard_t
                                     const char *name, yard_error *err)
 {
     const char *text = name ? NULL : yard_tokenizer_chat_template(tok);
-    char hash[SHA256_DIGEST_STRING_LENGTH], names[256];
+    char hash[SHA256_DIGEST_STRING_LENGTH], names[320];
 
     list_names(names, sizeof(names));
     if (!name && !text)
@@ -318,20 +330,40 @@ static void free_messages(reader *r)
 
 /* ---- rendering --------------------------------------------------------------------------- */
 
+/* What the Jinja text raises an exception for, or leaves out without a word. */
+static yard_status check_roles(const yard_chat_template *tpl, const reader *r)
+{
+    for (size_t i = 0; i < r->n_messages; i++) {
+        const yard_message *m = &r->messages[i];
+        const yard_role in_turn = i % 2 ? YARD_ROLE_ASSISTANT : YARD_ROLE_USER;
+
+        if (tpl->rules.alternates && m->role != in_turn)
+            return yard_fail(r->err, YARD_ENOTSUP,
+                             "messages[%zu].role: template %s wants user and assistant in turn, "
+                             "user first, and no other role",
+                             i, tpl->name);
+        if (tpl->rules.no_tools && (m->role == YARD_ROLE_TOOL || m->n_calls))
+            return yard_fail(r->err, YARD_ENOTSUP, "messages[%zu]: template %s has no tools", i,
+                             tpl->name);
+    }
+    return YARD_OK;
+}
+
 static yard_status encode(const yard_chat_template *tpl, const yard_tokenizer *tok, const reader *r,
                           bool add_generation_prompt, char **text, size_t *n_text, yard_error *err)
 {
-    const char *bos = yard_tokenizer_bos_text(tok);
+    const char *bos = yard_tokenizer_bos_text(tok), *eos = yard_tokenizer_eos_text(tok);
     const yard_conversation talk = { .messages = r->messages,
                                      .n_messages = r->n_messages,
                                      .bos = { bos, bos ? strlen(bos) : 0 },
+                                     .eos = { eos, eos ? strlen(eos) : 0 },
                                      .generation_prompt = add_generation_prompt };
     yard_prompt prompt = { 0 };
 
-    if (!bos)
+    if (!bos || (tpl->rules.needs_eos && !eos))
         return yard_fail(err, YARD_EFORMAT,
-                         "tokenizer_config.json: bos_token: want one for the chat template, got "
-                         "none");
+                         "tokenizer_config.json: %s: want one for the chat template, got none",
+                         bos ? "eos_token" : "bos_token");
     tpl->encode(&tpl->rules, &talk, &prompt);
     if (!prompt.text)
         prompt.text = calloc(1, 1); /* no text at all is not NULL */
@@ -362,6 +394,8 @@ yard_status yard_chat_template_render(const yard_chat_template *tpl, const yard_
         return yard_fail(err, YARD_EFORMAT, "messages: want JSON, got: %s, at byte %d", error.text,
                          error.position);
     st = read_messages(&r, root);
+    if (st == YARD_OK)
+        st = check_roles(tpl, &r);
     if (st == YARD_OK)
         st = encode(tpl, tok, &r, add_generation_prompt, text, n_text, err);
     free_messages(&r);

@@ -16,7 +16,8 @@ yard_status yard_chat_template_find(const yard_chat_template **out, const yard_t
 const char *yard_chat_template_name(const yard_chat_template *tpl);
 
 /* Renders a JSON array of messages {"role","content","tool_calls"}. *text is malloc'd. Errors:
- * YARD_EFORMAT naming the message and member, YARD_ENOMEM. */
+ * YARD_EFORMAT naming the message and member, YARD_ENOTSUP naming a message that the template has
+ * no place for, YARD_ENOMEM. */
 yard_status yard_chat_template_render(const yard_chat_template *tpl, const yard_tokenizer *tok,
                                       const char *messages_json, size_t n_bytes,
                                       bool add_generation_prompt, char **text, size_t *n_text,

@@ -282,3 +282,45 @@ void yard_encode_deepseek_v3_1(const yard_template_rules *rules, const yard_conv
     if (talk->generation_prompt && after_user)
         yard_prompt_put(prompt, ASSISTANT THINK_END);
 }
+
+/* ---- DeepSeek-V2 ------------------------------------------------------------------------- */
+
+void yard_encode_deepseek_v2(const yard_template_rules *rules, const yard_conversation *talk,
+                             yard_prompt *prompt)
+{
+    (void)rules;
+    yard_prompt_span(prompt, talk->bos);
+    for (size_t i = 0; i < talk->n_messages; i++) {
+        const yard_message *m = &talk->messages[i];
+        if (m->role == YARD_ROLE_USER)
+            yard_prompt_put(prompt, "User: ");
+        else if (m->role == YARD_ROLE_ASSISTANT)
+            yard_prompt_put(prompt, "Assistant: ");
+        yard_prompt_span(prompt, m->content);
+        if (m->role == YARD_ROLE_ASSISTANT)
+            yard_prompt_span(prompt, talk->eos);
+        else
+            yard_prompt_put(prompt, "\n\n");
+    }
+    if (talk->generation_prompt)
+        yard_prompt_put(prompt, "Assistant:");
+}
+
+/* ---- Mixtral ----------------------------------------------------------------------------- */
+
+void yard_encode_mixtral(const yard_template_rules *rules, const yard_conversation *talk,
+                         yard_prompt *prompt)
+{
+    (void)rules;
+    yard_prompt_span(prompt, talk->bos);
+    for (size_t i = 0; i < talk->n_messages; i++) {
+        const yard_message *m = &talk->messages[i];
+        if (m->role == YARD_ROLE_USER)
+            yard_prompt_put(prompt, "[INST] ");
+        yard_prompt_span(prompt, m->content);
+        if (m->role == YARD_ROLE_USER)
+            yard_prompt_put(prompt, " [/INST]");
+        else
+            yard_prompt_span(prompt, talk->eos);
+    }
+}

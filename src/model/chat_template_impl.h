@@ -30,7 +30,7 @@ typedef struct yard_message {
 typedef struct yard_conversation {
     const yard_message *messages;
     size_t n_messages;
-    yard_span bos;
+    yard_span bos, eos; /* eos: where rules.needs_eos */
     bool generation_prompt;
 } yard_conversation;
 
@@ -51,6 +51,9 @@ typedef struct yard_template_rules {
     bool drop_thoughts;           /* earlier answers lose everything up to </think> */
     bool open_thoughts;           /* the generation prompt ends in "<think>\n" */
     const char *output_separator; /* between two tool outputs */
+    bool needs_eos;               /* writes eos_token of tokenizer_config.json */
+    bool no_tools;                /* has no place for tool calls and outputs */
+    bool alternates;              /* user and assistant in turn, no system message */
 } yard_template_rules;
 
 typedef void (*yard_template_encoder)(const yard_template_rules *rules,
@@ -67,5 +70,11 @@ void yard_encode_deepseek_v3_0324(const yard_template_rules *rules, const yard_c
 /* DeepSeek-V3.1, not thinking. */
 void yard_encode_deepseek_v3_1(const yard_template_rules *rules, const yard_conversation *talk,
                                yard_prompt *prompt);
+/* DeepSeek-V2 and V2-Lite, chat. */
+void yard_encode_deepseek_v2(const yard_template_rules *rules, const yard_conversation *talk,
+                             yard_prompt *prompt);
+/* Mixtral-8x7B-Instruct-v0.1 of December 2023. */
+void yard_encode_mixtral(const yard_template_rules *rules, const yard_conversation *talk,
+                         yard_prompt *prompt);
 
 #endif

@@ -157,6 +157,82 @@ static void families(void **state)
     }
 }
 
+/* The published templates without tools, found by their text; what Jinja makes of them. */
+#define V2_TEMPLATE(line_end)                                                                      \
+    "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% "      \
+    "endif %}{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ "    \
+    "'User: ' + message['content'] + '" line_end line_end "' }}{% elif message['role'] == "        \
+    "'assistant' %}{{ 'Assistant: ' + message['content'] + eos_token }}{% elif "                   \
+    "message['role'] == 'system' %}{{ message['content'] + '" line_end line_end "' }}{% endif "    \
+    "%}{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+#define MIXTRAL_TEMPLATE                                                                           \
+    "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') != "            \
+    "(loop.index0 % 2 == 0) %}{{ raise_exception('Conversation roles must alternate "              \
+    "user/assistant/user/assistant/...') }}{% endif %}{% if message['role'] == 'user' %}{{ "       \
+    "'[INST] ' + message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %}{{ "   \
+    "message['content'] + eos_token}}{% else %}{{ raise_exception('Only user and assistant roles " \
+    "are supported!') }}{% endif %}{% endfor %}"
+#define TURNS                                                                                      \
+    "{\"role\":\"user\",\"content\":\"Q\"},{\"role\":\"assistant\",\"content\":\"A\"},"            \
+    "{\"role\":\"user\",\"content\":\"R\"}]"
+#define SYSTEM "[{\"role\":\"system\",\"content\":\"S\"},"
+
+static const struct {
+    const char *template, *name, *messages, *want; /* a text, or a part of the refusal */
+    bool refused;
+} plain_templates[] = {
+    { V2_TEMPLATE("\n"), "deepseek-v2", SYSTEM TURNS,
+      "<s>S\n\nUser: Q\n\nAssistant: A</s>User: R\n\nAssistant:", false },
+    { V2_TEMPLATE("\\n"), "deepseek-v2-escaped", "[" TURNS,
+      "<s>User: Q\n\nAssistant: A</s>User: R\n\nAssistant:", false },
+    { V2_TEMPLATE("\n"), "deepseek-v2", "[{\"role\":\"tool\",\"content\":\"7\"}]",
+      "messages[0]: template deepseek-v2 has no tools", true },
+    { MIXTRAL_TEMPLATE, "mixtral-instruct", "[" TURNS, "<s>[INST] Q [/INST]A</s>[INST] R [/INST]",
+      false },
+    { MIXTRAL_TEMPLATE, "mixtral-instruct", SYSTEM TURNS,
+      "messages[0].role: template mixtral-instruct wants user and assistant in turn", true },
+    { MIXTRAL_TEMPLATE, "mixtral-instruct",
+      "[{\"role\":\"user\",\"content\":\"Q\"},{\"role\":\"assistant\",\"tool_calls\":[" CALL "]}]",
+      "messages[1]: template mixtral-instruct has no tools", true },
+};
+
+static void templates_without_tools(void **state)
+{
+    json_t *root = tokenizer_file_minimal();
+    char *file = json_dumps(root, 0);
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(plain_templates) / sizeof(plain_templates[0]); i++) {
+        const char *messages = plain_templates[i].messages;
+        json_t *fields = json_pack("{s:s, s:s, s:s}", "bos_token", "<s>", "eos_token", "</s>",
+                                   "chat_template", plain_templates[i].template);
+        char *config = json_dumps(fields, 0), *text = NULL;
+        const yard_chat_template *tpl = NULL;
+        yard_tokenizer *tok = NULL;
+        yard_error err = { 0 };
+        yard_status st;
+        size_t n;
+
+        assert_int_equal(
+            yard_tokenizer_parse(&tok, file, strlen(file), config, strlen(config), NULL), YARD_OK);
+        if (yard_chat_template_find(&tpl, tok, NULL, &err) != YARD_OK)
+            fail_msg("%s", err.message);
+        assert_string_equal(yard_chat_template_name(tpl), plain_templates[i].name);
+        st = yard_chat_template_render(tpl, tok, messages, strlen(messages), true, &text, &n, &err);
+        assert_int_equal(st, plain_templates[i].refused ? YARD_ENOTSUP : YARD_OK);
+        if (plain_templates[i].refused)
+            assert_non_null(strstr(err.message, plain_templates[i].want));
+        else
+            assert_string_equal(text, plain_templates[i].want);
+        free(text);
+        free(config);
+        json_decref(fields);
+        yard_tokenizer_free(tok);
+    }
+    free(file);
+    json_decref(root);
+}
+
 static const struct {
     const char *messages, *want; /* without generation prompt, template demo */
 } accepted[] = {
@@ -278,7 +354,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(golden_cases),      cmocka_unit_test(families),
         cmocka_unit_test(accepted_forms),    cmocka_unit_test(bad_messages_are_refused),
-        cmocka_unit_test(unknown_templates),
+        cmocka_unit_test(unknown_templates), cmocka_unit_test(templates_without_tools),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
