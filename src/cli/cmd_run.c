@@ -30,7 +30,7 @@ static const char doc[] =
     "YARD_RENDEZVOUS, YARD_SECRET). Output is passed through as it comes. SIGINT and SIGTERM go to "
     "all "
     "ranks. When a rank fails, the others get a few seconds to end by themselves, then they are "
-    "stopped. When the launcher dies, so do they.\n\n"
+    "stopped, with what they started. When the launcher dies, so do they.\n\n"
     "The exit code is 0 when all ranks ended with 0, else that of the first that failed (128 and "
     "the "
     "signal's number if one killed it).\n\n"
@@ -237,6 +237,24 @@ static void watch_ranks(job *j, const sigset_t *mask)
     }
 }
 
+/* What a rank started and left behind (the program of a wrapper script, say) is a child of the
+ * launcher then. Kills all there are; false when there are none. */
+static bool kill_orphans(void)
+{
+    char path[64];
+    FILE *children;
+    bool any = false;
+    int pid;
+
+    snprintf(path, sizeof(path), "/proc/self/task/%d/children", (int)getpid());
+    children = fopen(path, "re");
+    while (children && fscanf(children, "%d", &pid) == 1)
+        any |= kill(pid, SIGKILL) == 0;
+    if (children)
+        fclose(children);
+    return any;
+}
+
 static bool make_names(job *j)
 {
     uint8_t random[24];
@@ -283,12 +301,15 @@ int yard_cmd_run(int argc, char **argv)
         return EXIT_FAILURE;
     }
     block_signals(&j, &mask);
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
     fflush(NULL); /* children inherit what is buffered */
     if (!start_all(&j)) {
         j.exit_code = EXIT_FAILURE;
         stop_in(&j, 0, SIGKILL);
     }
     watch_ranks(&j, &mask);
+    while (j.stopping && kill_orphans()) /* killed ones leave orphans of their own */
+        waitpid(-1, NULL, 0);
     free(j.pids);
     return j.exit_code;
 }

@@ -222,8 +222,9 @@ static yard_status take_connections(yard_acceptor *a, int listener, yard_error *
 /* False when the connection is to be closed. */
 static bool check_proof(yard_acceptor *a, pending *p)
 {
-    static const char refusal[] = "fabric: the other side's job secret is different from this "
-                                  "rank's (config.secret, YARD_SECRET)";
+    static const char refusal[] =
+        "fabric: the other side's job secret is different from this rank's (config.secret, "
+        "YARD_SECRET; where that is not set, the text of the rendezvous)";
     uint8_t mac[YARD_MAC_BYTES];
     yard_error told = { .status = YARD_EINVAL };
     proof theirs;

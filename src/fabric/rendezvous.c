@@ -10,7 +10,7 @@
 #include "fabric/star.h"
 
 enum {
-    HELLO_VERSION = 3,
+    HELLO_VERSION = 4,
     SPARE_CONNECTIONS = 64, /* for strays beside the ranks */
     BACKOFF_MIN_MS = 1,
     BACKOFF_MAX_MS = 100,
@@ -25,7 +25,7 @@ typedef struct hello {
     uint64_t heap_bytes, config_hash;
     uint32_t ranks_per_node;
     uint16_t tcp_port;
-    bool force_network;
+    bool force_network, loopback; /* the latter: nobody else reaches its TCP listener */
     char node_id[96], machine[64];
     char host[YARD_HOST_BYTES], unix_name[16], transport[16], provider[64];
     char config_text[YARD_CONFIG_TEXT_BYTES];
@@ -84,6 +84,7 @@ static void fill_hello(const yard_fabric *f, hello *h)
     h->heap_bytes = f->heap_bytes;
     h->config_hash = c->config_hash;
     h->force_network = c->force_network;
+    h->loopback = f->listen_tcp >= 0 && yard_is_loopback(f->listen_tcp);
     h->ranks_per_node = c->ranks_per_node;
     h->tcp_port = f->peers[f->rank].port;
     snprintf(h->host, sizeof(h->host), "%s", f->text.bind_host);
@@ -240,8 +241,7 @@ static yard_status check_reachable(const registry *reg, yard_error *err)
         if (!strcmp(h[r].node_id, h[0].node_id))
             continue;
         for (uint32_t at = 0; at < n; at++)
-            if (!strncmp(h[at].host, "127.", 4) || !strcmp(h[at].host, "localhost") ||
-                !strcmp(h[at].host, "::1"))
+            if (h[at].loopback)
                 return yard_fail(
                     err, YARD_EINVAL,
                     "fabric: bind_host: rank %u is on %s and rank 0 on %s, but rank %u "

@@ -148,6 +148,21 @@ static uint16_t local_port(int fd)
     return ntohs(a.any.sa_family == AF_INET6 ? a.v6.sin6_port : a.v4.sin_port);
 }
 
+bool yard_is_loopback(int fd)
+{
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } a = { 0 };
+    socklen_t n = sizeof(a);
+
+    if (getsockname(fd, &a.any, &n) != 0)
+        return false;
+    return a.any.sa_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&a.v6.sin6_addr)
+                                       : ntohl(a.v4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
 static int listen_at(const struct addrinfo *at)
 {
     const int on = 1;

@@ -62,6 +62,10 @@ int yard_listen_unix(char *name, size_t n_name);
  * in *why (static storage or strerror's). */
 int yard_listen_tcp(const char *host, uint16_t *port, const char **why);
 
+/* Whether only this machine can reach a TCP listener. Names may mean such an address, too: many
+ * systems give their own name 127.0.1.1. */
+bool yard_is_loopback(int fd);
+
 /* One attempt. -1 with errno and *why as above. */
 int yard_connect_unix(const char *name, const char **why);
 int yard_connect_tcp(const char *host, uint16_t port, yard_deadline until, const char **why);

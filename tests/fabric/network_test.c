@@ -68,6 +68,25 @@ static void puts_cross_the_cable(void **state)
     run_networked(traffic_random_rank);
 }
 
+/* A name that means this machine to itself is of no use to the other. */
+static void listen_at_loopback(const yard_fabric_config *config, void *ctx)
+{
+    yard_fabric_config c = *config;
+    yard_fabric *f = NULL;
+    yard_error err = { 0 };
+
+    if (c.rank == 1)
+        c.bind_host = "0x7f000001"; /* resolves as names do */
+    CHECK(yard_fabric_create(&f, &c, &err) == YARD_EINVAL && !f);
+    CHECK_TEXT(err.message, "but rank 1 listens at 0x7f000001, which only its own machine reaches; "
+                            "set bind_host (YARD_BIND_HOST)");
+}
+
+static void unreachable_addresses_are_refused(void **state)
+{
+    run_networked(listen_at_loopback);
+}
+
 static void pull_the_cable(void)
 {
     CHECK(run_command("ip link set yard0 down"));
@@ -200,6 +219,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(puts_cross_the_cable),
+        cmocka_unit_test(unreachable_addresses_are_refused),
         cmocka_unit_test(a_link_cut_for_a_second_survives),
         cmocka_unit_test(a_link_cut_for_ten_seconds_is_an_error),
     };
