@@ -9,6 +9,7 @@
 #include "cli/cli.h"
 
 int yard_bench_engine(int argc, char **argv);
+int yard_bench_load(int argc, char **argv);
 int yard_bench_ep(int argc, char **argv);
 int yard_bench_ops(int argc, char **argv);
 

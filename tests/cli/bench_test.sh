@@ -46,6 +46,14 @@ PY
 expect 0 engine models/demo --threads 1 --prompt-tokens 8 --batch 1 --decode-tokens 2 --repeat 1
 [ "$(wc -l <"$dir/out")" -eq 3 ] || fail "the table: want a head and 2 rows, got: $(cat "$dir/out")"
 
+# ---- load: every rank reads what it holds ----
+expect 2 load --ranks 0
+expect 1 load "$dir/nowhere"
+expect 1 load --ranks 5
+grep -q '24 experts do not divide by EP 5; nearest: EP 4, DP 4, TP 1' "$dir/err" || fail "$(cat "$dir/err")"
+expect 0 load --ranks 1,3 --repeat 1 --json
+[ "$(grep -c '"bench":"load",.*"verified":true' "$dir/out")" -eq 4 ] || fail "load: $(cat "$dir/out")"
+
 # ---- tables for people from rows ----
 mkdir "$dir/results"
 cp "$dir/rows.jsonl" "$dir/results/engine.jsonl"
