@@ -368,8 +368,8 @@ static bool is_wanted(const ops_bench *b, const yard_bench_ops_case *c)
 
 static yard_status walk(ops_bench *b, uint32_t *n_found, case_fn fn, yard_error *err)
 {
-    const yard_bench_ops_case *(*const files[])(uint32_t *) = { yard_bench_ops_products,
-                                                                yard_bench_ops_others };
+    const yard_bench_ops_case *(*const files[])(
+        uint32_t *) = { yard_bench_ops_products, yard_bench_ops_others, yard_bench_ops_gqa };
     yard_status st = YARD_OK;
 
     *n_found = 0;

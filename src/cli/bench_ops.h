@@ -71,6 +71,8 @@ typedef struct yard_bench_ops_set {
         yard_head_linear_args head;
         yard_mla_decode_args decode;
         yard_mla_prefill_args prefill;
+        yard_gqa_attend_args gqa;
+        yard_gqa_append_kv_args gqa_append;
         yard_moe_route_args route;
         yard_moe_scatter_args scatter;
         yard_moe_gather_args gather;
@@ -113,6 +115,7 @@ typedef struct yard_bench_ops_case {
 /* All cases of a file; *n is their number. */
 const yard_bench_ops_case *yard_bench_ops_products(uint32_t *n);
 const yard_bench_ops_case *yard_bench_ops_others(uint32_t *n);
+const yard_bench_ops_case *yard_bench_ops_gqa(uint32_t *n);
 
 /* ---- for the files of cases: memory of a set ----------------------------------------------- */
 
@@ -128,6 +131,13 @@ void yard_bench_ops_add_out(yard_bench_ops_set *set, yard_rows rows, uint32_t n_
                             uint32_t n_cols, bool whole);
 /* The number of rows, as operations read it. */
 int32_t *yard_bench_ops_take_count(yard_bench_ops_set *set, uint32_t n, bool host);
+
+/* set->batch and a cache for it. Absorbed: every token is the last one of its own sequence.
+ * Otherwise one prompt. */
+void yard_bench_ops_place_batch(const yard_bench_ops_size *size, yard_bench_ops_set *set,
+                                bool absorbed, bool host);
+yard_kv_layer yard_bench_ops_place_cache(const yard_bench_ops_size *size, yard_bench_ops_set *set,
+                                         bool absorbed, bool fill);
 
 double yard_bench_ops_matrix_bytes(const yard_matrix *m);
 double yard_bench_ops_rows_bytes(yard_rows x, double n_rows, double n_cols);

@@ -33,9 +33,8 @@ static uint32_t cached_positions(const yard_bench_ops_size *size, bool absorbed)
     return absorbed ? size->context : size->n_tokens;
 }
 
-/* Absorbed: every token is the last one of its own sequence. Otherwise one prompt. */
-static void place_batch(const yard_bench_ops_size *size, yard_bench_ops_set *set, bool absorbed,
-                        bool host)
+void yard_bench_ops_place_batch(const yard_bench_ops_size *size, yard_bench_ops_set *set,
+                                bool absorbed, bool host)
 {
     const uint32_t n = size->n_tokens, n_seqs = absorbed ? n : 1;
     const uint32_t n_pages = yard_ceil_div(cached_positions(size, absorbed), YARD_PAGE_TOKENS);
@@ -62,12 +61,12 @@ static void place_batch(const yard_bench_ops_size *size, yard_bench_ops_set *set
         pages[i] = (int32_t)i;
 }
 
-static yard_kv_layer place_cache(const yard_bench_ops_size *size, yard_bench_ops_set *set,
-                                 bool absorbed, bool fill)
+yard_kv_layer yard_bench_ops_place_cache(const yard_bench_ops_size *size, yard_bench_ops_set *set,
+                                         bool absorbed, bool fill)
 {
     const uint32_t n_pages = yard_ceil_div(cached_positions(size, absorbed), YARD_PAGE_TOKENS) *
                              (absorbed ? size->n_tokens : 1);
-    const uint32_t width = size->model->kv_rank + size->model->rope_dims;
+    const uint32_t width = yard_model_kv_width(size->model, 1);
 
     return (yard_kv_layer){ .dtype = YARD_BF16,
                             .width = width,
@@ -83,7 +82,7 @@ static void place_decode(const yard_bench_ops_case *c, const yard_bench_ops_size
     yard_mla_decode_args *a = &set->args.decode;
 
     (void)c;
-    place_batch(size, set, true, host);
+    yard_bench_ops_place_batch(size, set, true, host);
     *a = (yard_mla_decode_args){
         .batch = &set->batch,
         .n_heads = m->n_heads,
@@ -93,7 +92,7 @@ static void place_decode(const yard_bench_ops_case *c, const yard_bench_ops_size
         .q_latent = yard_bench_ops_take_rows(set, YARD_BF16, n, m->n_heads * m->kv_rank, true),
         .q = yard_bench_ops_take_rows(set, YARD_BF16, n, m->n_heads * head_dim, true),
         .head_dim = head_dim,
-        .cache = place_cache(size, set, true, true),
+        .cache = yard_bench_ops_place_cache(size, set, true, true),
         .y = yard_bench_ops_take_rows(set, YARD_BF16, n, m->n_heads * m->kv_rank, false),
     };
     yard_bench_ops_add_out(set, a->y, n, m->n_heads * m->kv_rank, false);
@@ -136,7 +135,7 @@ static void place_prefill(const yard_bench_ops_case *c, const yard_bench_ops_siz
     yard_mla_prefill_args *a = &set->args.prefill;
 
     (void)c;
-    place_batch(size, set, false, host);
+    yard_bench_ops_place_batch(size, set, false, host);
     *a = (yard_mla_prefill_args){
         .batch = &set->batch,
         .n_heads = m->n_heads,
@@ -150,7 +149,7 @@ static void place_prefill(const yard_bench_ops_case *c, const yard_bench_ops_siz
                                            m->n_heads * (m->nope_dims + m->v_dims), m->kv_rank,
                                            m->block_rows),
         .quantise = m->fp8,
-        .cache = place_cache(size, set, false, true),
+        .cache = yard_bench_ops_place_cache(size, set, false, true),
         .y = yard_bench_ops_take_rows(set, YARD_BF16, n, m->n_heads * m->v_dims, false),
     };
     yard_bench_ops_add_out(set, a->y, n, m->n_heads * m->v_dims, false);
@@ -497,7 +496,7 @@ static void place_append(const yard_bench_ops_case *c, const yard_bench_ops_size
     yard_rope_append_kv_args *a = &set->args.append;
 
     (void)c;
-    place_batch(size, set, false, host);
+    yard_bench_ops_place_batch(size, set, false, host);
     *a = (yard_rope_append_kv_args){
         .batch = &set->batch,
         .kv_rank = m->kv_rank,
@@ -506,7 +505,7 @@ static void place_append(const yard_bench_ops_case *c, const yard_bench_ops_size
         .norm_weight = yard_bench_ops_take(set, YARD_BF16, m->kv_rank, true),
         .eps = 1e-6f,
         .rope = place_rope(size, set),
-        .cache = place_cache(size, set, false, false),
+        .cache = yard_bench_ops_place_cache(size, set, false, false),
     };
     yard_bench_ops_add_out(set, (yard_rows){ YARD_BF16, width, a->cache.data, NULL }, n, width,
                            false);
@@ -538,7 +537,7 @@ static void place_rope_q(const yard_bench_ops_case *c, const yard_bench_ops_size
     yard_rope_q_args *a = &set->args.rope_q;
 
     (void)c;
-    place_batch(size, set, false, host);
+    yard_bench_ops_place_batch(size, set, false, host);
     *a = (yard_rope_q_args){
         .batch = &set->batch,
         .n_heads = m->n_heads,
@@ -621,7 +620,7 @@ const yard_bench_ops_case *yard_bench_ops_others(uint32_t *n)
         CASE("silu_mul_quant", always, silu, shrink_nothing, YARD_F32),
         CASE("quantise", has_fp8, quantise, shrink_nothing, YARD_F32),
         CASE("rope_append_kv", has_latent, append, shrink_nothing, YARD_F32),
-        CASE("rope_q", has_latent, rope_q, shrink_nothing, YARD_F32),
+        CASE("rope_q", always, rope_q, shrink_nothing, YARD_F32),
         CASE("residual_add", always, residual, shrink_nothing, YARD_F32),
     };
 

@@ -22,6 +22,7 @@ enum {
     Q_A,
     Q_B,
     KV_A,
+    K, /* V has the same shape */
     O,
     DENSE_GATE,
     DENSE_DOWN,
@@ -42,6 +43,7 @@ static void dimensions(const yard_model_config *m, uint32_t id, uint32_t *rows, 
         [Q_A] = { m->q_rank, m->hidden },
         [Q_B] = { q_rows, m->q_rank ? m->q_rank : m->hidden },
         [KV_A] = { m->kv_rank ? m->kv_rank + m->rope_dims : 0, m->hidden },
+        [K] = { m->attention == YARD_ATTENTION_GQA ? m->n_kv_heads * m->rope_dims : 0, m->hidden },
         [O] = { m->v_dims ? m->hidden : 0, m->n_heads * m->v_dims },
         [DENSE_GATE] = { m->n_dense_layers ? m->dense_inter : 0, m->hidden },
         [DENSE_DOWN] = { m->n_dense_layers ? m->hidden : 0, m->dense_inter },
@@ -73,6 +75,7 @@ static yard_dtype weight_dtype(const yard_model_config *m, uint32_t id)
 LINEAR_APPLIES(has_q_a, Q_A)
 LINEAR_APPLIES(has_q_b, Q_B)
 LINEAR_APPLIES(has_kv_a, KV_A)
+LINEAR_APPLIES(has_k, K)
 LINEAR_APPLIES(has_o, O)
 LINEAR_APPLIES(has_dense, DENSE_GATE)
 LINEAR_APPLIES(has_shared, SHARED_GATE)
@@ -308,6 +311,7 @@ const yard_bench_ops_case *yard_bench_ops_products(uint32_t *n)
         LINEAR(Q_A, "q_a", has_q_a),
         LINEAR(Q_B, "q_b", has_q_b),
         LINEAR(KV_A, "kv_a", has_kv_a),
+        LINEAR(K, "k", has_k),
         LINEAR(O, "o", has_o),
         LINEAR(DENSE_GATE, "dense_gate", has_dense),
         LINEAR(DENSE_DOWN, "dense_down", has_dense),

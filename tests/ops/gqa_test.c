@@ -292,12 +292,62 @@ static void rows_are_independent(void **state)
     close_variants(streams, n);
 }
 
+/* One row a sequence, as when all of them decode: the same bits as among the rows of prompts. */
+static void decode_steps(void **state)
+{
+    static struct scene s;
+    const struct shape h = { 14, 7, 24, 0, YARD_ROPE_HALVES };
+    const uint32_t cols = h.n_heads * h.head_dim;
+    yard_stream streams[MAX_VARIANTS];
+    const uint32_t n = open_variants(streams);
+    int32_t last[N_SEQS] = { 0 }, position[N_SEQS], seq[N_SEQS], n_rows = N_SEQS;
+    struct scene step;
+    yard_rows all, some;
+    rng r = { 8 };
+
+    (void)state;
+    make_scene(&s, h, 88, YARD_F32);
+    append(&s, streams[0]);
+    all = random_rows(&r, YARD_F32, MAX_ROWS, cols);
+    some = random_rows(&r, YARD_F32, N_SEQS, cols);
+    attend(&s, streams[0], all);
+    for (int32_t i = 0; i < s.n_tokens; i++)
+        last[s.seq[i]] = i;
+    step = s;
+    step.q = random_rows(&r, YARD_F32, N_SEQS, cols);
+    for (int32_t i = 0; i < N_SEQS; i++) {
+        position[i] = s.position[last[i]];
+        seq[i] = i;
+        memcpy((float *)step.q.data + (size_t)i * cols, (float *)s.q.data + (size_t)last[i] * cols,
+               cols * sizeof(float));
+    }
+    step.batch = (yard_batch){ .n_tokens = &n_rows,
+                               .position = position,
+                               .seq = seq,
+                               .absorbed = s.absorbed,
+                               .page_table = s.page_table,
+                               .page_table_ld = PAGES_PER_SEQ };
+    for (uint32_t v = 0; v < n; v++) {
+        poison(some, N_SEQS);
+        attend(&step, streams[v], some);
+        for (int32_t i = 0; i < N_SEQS; i++)
+            assert_memory_equal((float *)some.data + (size_t)i * cols,
+                                (float *)all.data + (size_t)last[i] * cols, cols * sizeof(float));
+    }
+    free_rows(all);
+    free_rows(some);
+    free_rows(step.q);
+    free_scene(&s);
+    close_variants(streams, n);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fixed_shapes),
         cmocka_unit_test(random_shapes),
         cmocka_unit_test(rows_are_independent),
+        cmocka_unit_test(decode_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
