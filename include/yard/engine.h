@@ -151,6 +151,12 @@ YARD_API yard_status yard_engine_wait(yard_engine *engine, uint64_t timeout_us);
 /* Ends a yard_engine_wait() that runs or is to come. Any thread, but not during rejoin. */
 YARD_API void yard_engine_wake(yard_engine *engine);
 
+/* The orderly end of a group: this rank gets no request any more, what it has goes on. It keeps
+ * stepping for the others until yard_engine_ended(), which is true once every rank has said the
+ * same and nothing is left to do: then all may leave. */
+YARD_API void yard_engine_finish(yard_engine *engine);
+YARD_API bool yard_engine_ended(const yard_engine *engine);
+
 /* After YARD_EPEER or YARD_ETIMEDOUT: the same rank in a new group over a new fabric, with the
  * weights it has. All requests end without events. Collective in that every rank of the new fabric
  * calls this or creates an engine. The old fabric may be destroyed before. After an error the

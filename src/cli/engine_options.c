@@ -256,7 +256,7 @@ yard_request yard_sampling_options_request(const yard_sampling_options *options,
 
 static void check_prompt(const yard_prompt_options *o, struct argp_state *state)
 {
-    const int n_given = !!o->text + !!o->text_path + !!o->ids_text + !!o->ids_path;
+    const int n_given = !!o->text + !!o->text_path + !!o->ids_text + !!o->ids_path + o->elsewhere;
     yard_error err = { 0 };
     int32_t *ids = NULL;
     size_t n_ids = 0;

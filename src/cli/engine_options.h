@@ -43,7 +43,8 @@ yard_request yard_sampling_options_request(const yard_sampling_options *options,
 /* ---- the prompt: --prompt, --prompt-file, --ids, --ids-file ------------------------------ */
 
 typedef struct yard_prompt_options {
-    const char *text, *text_path, *ids_text, *ids_path; /* exactly one is set */
+    const char *text, *text_path, *ids_text, *ids_path; /* exactly one is set, unless: */
+    bool elsewhere; /* set by the command: it has prompts of its own */
 } yard_prompt_options;
 
 /* Input: a yard_prompt_options, which the parser initialises. */

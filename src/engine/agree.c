@@ -80,10 +80,11 @@ static yard_step_schedule agree_on_schedule(const yard_agree_config *c,
 void yard_step_plan_of(const yard_agree_config *c, const yard_step_record *records,
                        uint32_t instance, yard_step_plan *out)
 {
-    *out = (yard_step_plan){ .step = records[0].step };
+    *out = (yard_step_plan){ .step = records[0].step, .ends = true };
     for (uint32_t r = 0; r < c->n_ranks; r++) {
         assert(records[r].step == records[0].step);
         out->runs = out->runs || records[r].has_work;
+        out->ends = out->ends && records[r].finished && !records[r].has_work;
         if (records[r].generation > out->generation)
             out->generation = records[r].generation;
         if (records[r].mtp_passes > out->mtp_passes)

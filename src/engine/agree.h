@@ -33,7 +33,8 @@ typedef struct yard_step_record {
     uint32_t mtp_passes;     /* wished */
     uint32_t schedule;       /* wished, yard_step_schedule */
     uint32_t has_work;       /* 0 or 1 */
-    uint32_t reserved[6];    /* 0 */
+    uint32_t finished;       /* 1: no request will ever come here any more */
+    uint32_t reserved[5];    /* 0 */
 } yard_step_record;
 
 typedef enum yard_step_schedule {
@@ -54,6 +55,7 @@ typedef struct yard_step_plan {
     uint64_t step;
     uint32_t generation; /* the highest that a rank names: step 0 settles it */
     bool runs;           /* false: no rank has work; the group sleeps */
+    bool ends;           /* all have finished, and so has the group: no step follows */
     uint32_t n_rounds;   /* per MoE layer */
     yard_step_schedule schedule;
     uint32_t mtp_passes;

@@ -69,7 +69,8 @@ struct yard_engine {
     yard_agree_config group;
     yard_records records;
     uint64_t timeout_us, start_timeout_us;
-    yard_status broken; /* why the group is over; YARD_OK: it is not */
+    yard_status broken;   /* why the group is over; YARD_OK: it is not */
+    bool finished, ended; /* nothing comes here any more; nor to any rank */
     _Atomic bool woken;
     command *command_head, *command_tail;
     uint64_t n_commands, n_taken; /* received and taken so far, in this generation */

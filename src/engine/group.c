@@ -110,6 +110,7 @@ static yard_step_record record_of(const yard_engine *e)
             r.n_tokens++;
     }
     r.prefill_tokens = prefill < e->max_tokens ? (uint32_t)prefill : e->max_tokens;
+    r.finished = e->finished;
     r.has_work = r.n_tokens > 0 || prefill > 0 || e->n_queued > 0 || e->command_head;
     return r;
 }
@@ -127,6 +128,8 @@ yard_status yard_group_plan(yard_engine *e, yard_step_plan *plan)
         return YARD_OK;
     }
     *plan = (yard_step_plan){ 0 };
+    if (e->ended)
+        return YARD_OK;
     st = yard_records_post(&e->records, &mine, &e->err);
     if (st != YARD_OK)
         return yard_group_break(e, st);
@@ -136,6 +139,7 @@ yard_status yard_group_plan(yard_engine *e, yard_step_plan *plan)
     timeout_us = e->records.agree.step == 0 ? e->start_timeout_us : e->timeout_us;
     st = yard_records_plan(&e->records, yard_fabric_deadline(e->fabric, timeout_us), plan, &e->err);
     e->agree_us += yard_now_us() - begun_us;
+    e->ended = st == YARD_OK && plan->ends;
     return st == YARD_OK ? YARD_OK : yard_group_break(e, st);
 }
 
@@ -158,18 +162,29 @@ static bool is_called(void *ctx)
 {
     yard_engine *e = ctx;
 
-    return atomic_load(&e->woken) || record_of(e).has_work;
+    return atomic_load(&e->woken) || record_of(e).has_work ||
+           (e->finished && !e->records.told_finished);
 }
 
 yard_status yard_engine_wait(yard_engine *e, uint64_t timeout_us)
 {
     yard_status st = e->broken;
 
-    if (st == YARD_OK && e->fabric && yard_records_asleep(&e->records))
+    if (st == YARD_OK && e->fabric && !e->ended && yard_records_asleep(&e->records))
         st = yard_records_sleep(&e->records, is_called, e,
                                 yard_fabric_deadline(e->fabric, timeout_us), &e->err);
     atomic_store(&e->woken, false);
     return st == YARD_OK ? YARD_OK : yard_group_break(e, st);
+}
+
+void yard_engine_finish(yard_engine *e)
+{
+    e->finished = true;
+}
+
+bool yard_engine_ended(const yard_engine *e)
+{
+    return e->ended;
 }
 
 void yard_engine_wake(yard_engine *e)
@@ -208,6 +223,7 @@ yard_status yard_engine_rejoin(yard_engine *e, yard_fabric *fabric, yard_error *
 
     yard_engine_drop_all(e);
     yard_group_close(e);
+    e->finished = e->ended = false;
     e->fabric = fabric;
     st = yard_model_rejoin(e->model, fabric, &e->err);
     if (st == YARD_OK)

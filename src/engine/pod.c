@@ -36,6 +36,7 @@ struct yard_pod {
     char reason[REASON_BYTES]; /* why the last group is over; "" since it serves */
     uint64_t started_us, next_notice_us;
     yard_pod_requests requests;
+    bool finishing;
     yard_error failure; /* status other than YARD_OK: of no use any more */
 };
 
@@ -222,6 +223,14 @@ static void send_requests(yard_pod *pod)
             send_request(pod, &pod->requests.items[i]);
 }
 
+static void send_finish(yard_pod *pod)
+{
+    for (uint32_t r = 0; r < pod->n_ranks; r++) {
+        pod->process[r].finished = false;
+        yard_wire_send(&pod->process[r].wire, YARD_FRAME_FINISH, NULL, 0, NULL, 0);
+    }
+}
+
 static void form_group(yard_pod *pod)
 {
     yard_form_frame form = { 0 };
@@ -258,6 +267,8 @@ static void rank_formed(yard_pod *pod, uint32_t r)
                (double)(yard_now_us() - pod->started_us) * 1e-6, pod->reason);
     pod->reason[0] = '\0';
     send_requests(pod);
+    if (pod->finishing)
+        send_finish(pod);
 }
 
 /* What all ranks read together; those that have not said anything yet have as much to read as the
@@ -324,6 +335,9 @@ static void take_frame(yard_pod *pod, uint32_t r, const yard_frame *f)
     case YARD_FRAME_STATS:
         memcpy(&p->stats, f->data, sizeof(p->stats));
         p->has_stats = true;
+        break;
+    case YARD_FRAME_FINISHED:
+        p->finished = true;
         break;
     case YARD_FRAME_LOST:
         add_reason(pod, "rank %u: %s", rank, (const char *)f->data);
@@ -562,6 +576,27 @@ uint32_t yard_pod_poll(yard_pod *pod, yard_pod_event *events, uint32_t max_event
     while (n < max_events && q->first_event < q->n_events)
         events[n++] = q->events[q->first_event++];
     return n;
+}
+
+static bool has_finished(const yard_pod *pod)
+{
+    for (uint32_t r = 0; r < pod->n_ranks; r++)
+        if (!pod->process[r].finished)
+            return false;
+    return true;
+}
+
+yard_status yard_pod_finish(yard_pod *pod, yard_error *err)
+{
+    enum { LOOK_US = 100000 };
+    yard_status st = YARD_OK;
+
+    pod->finishing = true;
+    if (yard_pod_serves(pod))
+        send_finish(pod);
+    while (st == YARD_OK && !has_finished(pod))
+        st = yard_pod_run(pod, LOOK_US, err);
+    return st;
 }
 
 yard_status yard_pod_stats(yard_pod *pod, uint32_t rank, yard_engine_stats *out, yard_error *err)

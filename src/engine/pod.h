@@ -65,6 +65,11 @@ void yard_pod_abort(yard_pod *pod, uint64_t id);
  * row (YARD_EPEER): the pod is of no use any more. */
 yard_status yard_pod_run(yard_pod *pod, uint64_t timeout_us, yard_error *err);
 
+/* The orderly end where there are several pods: no request comes to this one any more, but its
+ * ranks compute for the others until all pods have said so. Returns then. Errors: as
+ * yard_pod_run(). */
+yard_status yard_pod_finish(yard_pod *pod, yard_error *err);
+
 typedef struct yard_pod_event {
     uint64_t id;
     uint32_t n_tokens; /* 0 or 1 */

@@ -13,6 +13,7 @@ typedef struct yard_pod_process {
     yard_progress_frame progress; /* of its start stage */
     yard_engine_stats stats;
     bool has_stats; /* they came since they were asked for */
+    bool finished;  /* its group has */
 } yard_pod_process;
 
 /* Forks; others [n_others] are the processes whose sockets the child must not keep. Errors:

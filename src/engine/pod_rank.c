@@ -177,6 +177,10 @@ static void take_frame(rank *r, const yard_frame *f)
     case YARD_FRAME_LEAVE:
         r->leaves = true;
         break;
+    case YARD_FRAME_FINISH:
+        if (r->fabric)
+            yard_engine_finish(r->engine);
+        break;
     case YARD_FRAME_STATS:
         tell_stats(r);
         break;
@@ -330,6 +334,15 @@ static void send_events(rank *r)
     }
 }
 
+/* All ranks have finished: nothing but the pod's word is to be expected. */
+static void await_end(rank *r)
+{
+    while (!r->leaves && !r->quits) {
+        await_socket(r, POLLIN);
+        take_frames(r);
+    }
+}
+
 static yard_status serve(rank *r, yard_error *err)
 {
     yard_status st = YARD_OK;
@@ -345,6 +358,11 @@ static yard_status serve(rank *r, yard_error *err)
         }
         if (st != YARD_OK)
             return yard_fail(err, st, "%s", yard_engine_error(r->engine));
+        if (yard_engine_ended(r->engine)) {
+            send_frame(r, YARD_FRAME_FINISHED, NULL, 0, NULL, 0);
+            await_end(r);
+            return YARD_OK;
+        }
     }
 }
 

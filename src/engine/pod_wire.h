@@ -8,8 +8,9 @@
  *   ABORT   the end of one           WARNING   a line for people
  *   LEAVE   the group is over        FORMED    serves in a group
  *   STATS   tell them                EVENTS    of one step
- *   QUIT    end                      REFUSED   a request that the engine does not take
- *                                    STATS
+ *   FINISH  no request comes now     REFUSED   a request that the engine does not take
+ *   QUIT    end                      STATS
+ *                                    FINISHED  so has the whole group
  *                                    LOST      why the group is over here; READY follows
  *                                    FAILED    cannot work at all; ends */
 #ifndef YARD_ENGINE_POD_WIRE_H
@@ -25,6 +26,8 @@ typedef enum yard_frame_kind {
     YARD_FRAME_ABORT,
     YARD_FRAME_LEAVE,
     YARD_FRAME_STATS,
+    YARD_FRAME_FINISH,
+    YARD_FRAME_FINISHED,
     YARD_FRAME_QUIT,
     YARD_FRAME_READY,
     YARD_FRAME_PROGRESS,

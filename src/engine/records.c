@@ -76,8 +76,10 @@ yard_status yard_records_post(yard_records *r, const yard_step_record *mine, yar
     const uint64_t step = r->agree.step;
     yard_step_record *staged;
 
-    if (!yard_agree_must_post(&r->agree, mine->has_work, heard(r)))
+    if (!yard_agree_must_post(&r->agree, mine->has_work || (mine->finished && !r->told_finished),
+                              heard(r)))
         return YARD_OK;
+    r->told_finished = mine->finished;
     staged = yard_fabric_local(r->fabric, staging_of(r, step));
     *staged = *mine;
     staged->step = step;

@@ -21,6 +21,7 @@ typedef struct yard_records {
     yard_sym at;
     uint32_t rank, generation;
     yard_step_record *vector; /* [n_ranks] of the step that is planned */
+    bool told_finished;       /* a record of this rank said so */
 
     bool (*has_work)(void *ctx); /* while asleep */
     void *ctx;
@@ -36,7 +37,8 @@ yard_status yard_records_open(yard_records *r, const yard_agree_config *config, 
 void yard_records_close(yard_records *r);
 
 /* Posts mine as the record of the next step if that is due, else does nothing; step and generation
- * are filled in. Errors: YARD_EPEER. */
+ * are filled in. That this rank has finished is news that wakes a group, once. Errors: YARD_EPEER.
+ */
 yard_status yard_records_post(yard_records *r, const yard_step_record *mine, yard_error *err);
 
 /* After posting: waits for the records of all and derives the plan. Errors: YARD_ETIMEDOUT,

@@ -35,6 +35,20 @@ static void a_step_runs_when_one_has_work(void **state)
     assert_int_equal(plan_of(3, 1, 9, r, 0).step, 7);
 }
 
+static void a_group_ends_when_all_have_finished(void **state)
+{
+    yard_step_record r[2] = { { .finished = 1 }, { .finished = 0 } };
+
+    (void)state;
+    assert_false(plan_of(2, 1, 9, r, 0).ends);
+    r[1].finished = 1;
+    assert_true(plan_of(2, 1, 9, r, 0).ends);
+    assert_false(plan_of(2, 1, 9, r, 0).runs);
+    r[0].has_work = 1; /* what was there before goes on */
+    assert_false(plan_of(2, 1, 9, r, 0).ends);
+    assert_true(plan_of(2, 1, 9, r, 0).runs);
+}
+
 static void the_maximum_and_the_least_decide(void **state)
 {
     yard_step_record r[4] = {
@@ -422,6 +436,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_runs_when_one_has_work),
+        cmocka_unit_test(a_group_ends_when_all_have_finished),
         cmocka_unit_test(the_maximum_and_the_least_decide),
         cmocka_unit_test(the_prefill_budget_is_shared),
         cmocka_unit_test(a_budget_below_one_each_starves_nobody),

@@ -193,6 +193,42 @@ static void answers_are_the_golden_ones(void **state)
     }
 }
 
+/* ---- the orderly end --------------------------------------------------------------------- */
+
+/* Each rank has finished when its own requests have ended, and goes on for the others. Its fabric
+ * goes only when all are done: a loss would be an error. */
+static void finishing_rank(const yard_fabric_config *base, void *ctx)
+{
+    engine_rank r;
+
+    engine_rank_open(&r, ctx, base);
+    for (uint32_t p = 0; p < base->rank * 2; p++)
+        submit(&r, p);
+    for (bool all = false; !yard_engine_ended(r.engine);) {
+        all = true;
+        for (uint32_t p = 0; p < base->rank * 2; p++)
+            all = all && r.ended[p];
+        if (all)
+            yard_engine_finish(r.engine);
+        check_ok(&r, yard_engine_step(r.engine));
+        take_events(&r);
+        check_ok(&r, yard_engine_wait(r.engine, 1000));
+    }
+    for (uint32_t p = 0; p < base->rank * 2; p++)
+        CHECK(r.ended[p] && r.n_ids[p] == RANKS_NEW);
+    engine_rank_close(&r);
+}
+
+static void a_group_ends_in_order(void **state)
+{
+    engine_case c = {
+        .n_ranks = 4, .tp = 1, .max_tokens = 512, .n_prompts = 6, .prompts = prompts
+    };
+
+    (void)state;
+    test_run(4, finishing_rank, &c);
+}
+
 /* ---- aborts ------------------------------------------------------------------------------ */
 
 static void aborting_rank(const yard_fabric_config *base, void *ctx)
@@ -337,6 +373,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(answers_are_the_golden_ones),
+        cmocka_unit_test(a_group_ends_in_order),
         cmocka_unit_test(aborts_free_what_was_held),
         cmocka_unit_test(the_rest_joins_a_new_group),
         cmocka_unit_test(impossible_layouts_are_refused),

@@ -1,0 +1,111 @@
+# switchyard generate on several ranks: the same text as one rank, many prompts in order, usage,
+# errors, Ctrl-C, nothing left behind.
+. tests/cli/common.sh
+
+generate()
+{
+    "$SWITCHYARD" generate "$@"
+}
+
+# expect RC ARGUMENT..
+expect()
+{
+    local want=$1 got
+    shift
+    generate "$@" >"$dir/out" 2>"$dir/err" </dev/null
+    got=$?
+    [ "$got" -eq "$want" ] || fail "generate $*: want exit code $want, got $got: $(cat "$dir/err")"
+}
+
+same()
+{
+    [ -n "$2" ] && [ "$2" = "$3" ] || fail "$1: '$2' and '$3' differ"
+}
+
+prompts=('In the beginning' 'A river' '<｜begin▁of▁sentence｜><｜User｜>What is a horse?<｜Assistant｜>' 'The king' 'Two')
+printf '%s\n' "${prompts[@]:0:4}" >"$dir/prompts"
+printf '\n"\\u0054wo"\n' >>"$dir/prompts"
+
+# ---- one prompt, several prompts, several layouts ----
+for prompt in "${prompts[@]}"; do
+    generate $model --prompt "$prompt" --max-tokens 16 --exact
+    echo
+done >"$dir/want"
+for layout in '--ranks 1' '--ranks 2' '--ranks 2 --tp 2' '--ranks 4 --tp 2 --transport tcp'; do
+    expect 0 $model --prompts "$dir/prompts" --max-tokens 16 --exact $layout
+    cmp -s "$dir/out" "$dir/want" || fail "$layout: want $(cat "$dir/want"), got $(cat "$dir/out")"
+done
+grep -q 'EP4 DP2 TP2; each rank: weights ' "$dir/err" || fail "no memory budget: $(cat "$dir/err")"
+# quantised, TP 1: EP and batch change no bit
+generate $model --prompt "${prompts[0]}" --max-tokens 48 >"$dir/want"
+echo >>"$dir/want"
+expect 0 $model --prompt "${prompts[0]}" --max-tokens 48 --ranks 4
+cmp -s "$dir/out" "$dir/want" || fail "quantised: want $(cat "$dir/want"), got $(cat "$dir/out")"
+expect 0 $model --prompts "$dir/prompts" --max-tokens 4 --ranks 2 --json
+same "JSON" "$(python3 -c 'import json, sys
+lines = [json.loads(line) for line in sys.stdin]
+assert all(list(o) == ["prompt", "text", "ids", "finish_reason"] for o in lines), lines
+print([o["prompt"] for o in lines], [len(o["ids"]) for o in lines])' <"$dir/out")" \
+    '[0, 1, 2, 3, 4] [4, 4, 4, 4, 4]'
+same "a stop string" "$(generate $model --prompt "${prompts[0]}" --ranks 2 --stop 'first' 2>"$dir/err")" \
+    "$(generate $model --prompt "${prompts[0]}" --stop first)"
+
+# ---- usage and bad input ----
+expect 2 $model --prompts "$dir/prompts" --prompt x
+expect 2 $model --ranks 0 --prompt x
+expect 2 $model --tp 0 --prompt x
+expect 2 $model --timeout 0 --prompt x
+expect 1 $model --prompts "$dir/nowhere" --ranks 2
+: >"$dir/empty"
+expect 1 $model --prompts "$dir/empty" --ranks 2
+echo '"open' >"$dir/bad"
+expect 1 $model --prompts "$dir/bad" --ranks 2
+grep -q 'bad: line 1: want a JSON string' "$dir/err" || fail "bad JSON: $(cat "$dir/err")"
+expect 1 $model --prompt x --ranks 5
+grep -q 'EP' "$dir/err" || fail "a layout that cannot be: $(cat "$dir/err")"
+expect 1 $model --prompt x --ranks 3 --tp 2
+grep -q 'multiple of TP 2' "$dir/err" || fail "ranks and TP: $(cat "$dir/err")"
+expect 1 $model --prompt x --ranks 2 --transport none
+grep -q "transport: 'none'" "$dir/err" || fail "a transport that is not: $(cat "$dir/err")"
+expect 1 $model --ids 99999 --ranks 2
+grep -q 'prompt 0: .*99999' "$dir/err" || fail "an id outside the vocabulary: $(cat "$dir/err")"
+
+# ---- Ctrl-C ----
+python3 - "$SWITCHYARD" $model <<'PY' || fail "Ctrl-C"
+import signal, subprocess, sys
+p = subprocess.Popen([sys.argv[1], "generate", sys.argv[2], "--prompt", "In the beginning", "--ranks", "2",
+                      "--ignore-eos", "--max-tokens", "4000"],
+                     stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+first = p.stdout.read(1)
+p.send_signal(signal.SIGINT)
+rest, err = p.communicate(timeout=60)
+assert first and p.returncode == 130, (first, p.returncode, err)
+PY
+
+# ---- a rank is killed: the next prompts are answered ----
+python3 - "$SWITCHYARD" $model <<'PY' || fail "a killed rank"
+import json, os, signal, subprocess, sys
+p = subprocess.Popen([sys.argv[1], "generate", sys.argv[2], "--prompts", "-", "--ranks", "2", "--json",
+                      "--ignore-eos", "--max-tokens", "60"],
+                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+p.stdin.write("".join(f"Number {i}\n" for i in range(48)))
+p.stdin.close()
+p.stdin = None
+first = p.stdout.readline()
+children = open(f"/proc/{p.pid}/task/{p.pid}/children").read().split()
+assert len(children) == 2, children
+os.kill(int(children[1]), signal.SIGKILL)
+rest, err = p.stdout.read(), p.stderr.read()
+p.wait(timeout=120)
+lines = [json.loads(line) for line in [first] + rest.strip("\n").split("\n")]
+assert [o["prompt"] for o in lines] == list(range(48)), len(lines)
+failed = [o for o in lines if o["finish_reason"] == "error"]
+assert p.returncode == (1 if failed else 0) and len(failed) < 40, (p.returncode, len(failed))
+assert all("rank" in o["error"] for o in failed)
+assert all(len(o["ids"]) == 60 for o in lines if o not in failed)
+assert "serves again, generation 2" in err, err
+for child in children:
+    assert not os.path.exists(f"/proc/{child}"), child
+PY
+
+[ "$n_failed" -eq 0 ] || { echo "$n_failed failed" >&2; exit 1; }
