@@ -1,6 +1,7 @@
 /* bench ops on the CPU: the same memory for host and device, floors from the threads of the run. */
 #include <unistd.h>
 
+#include "base/convert.h"
 #include "cli/bench_ops.h"
 
 #if defined(__x86_64__)
@@ -86,6 +87,25 @@ __attribute__((target("avx512f"))) static void fma_avx512(void *ctx, uint32_t ta
         KEEP(sum[i]);
     (void)ctx;
 }
+
+/* Pairs of bf16 values, as the avx512 variant multiplies FP8. */
+__attribute__((target("avx512f,avx512bf16"))) static void dot_bf16(void *ctx, uint32_t task,
+                                                                   uint32_t thread)
+{
+    __m512 sum[12];
+    __m512i x = _mm512_set1_epi16(0x3f7f);
+
+    for (int i = 0; i < 12; i++)
+        sum[i] = _mm512_set1_ps((float)(task + thread));
+    for (int step = 0; step < PEAK_STEPS; step++) {
+        __asm__ volatile("" : "+x"(x)); /* each step anew */
+        for (int i = 0; i < 12; i++)
+            sum[i] = _mm512_dpbf16_ps(sum[i], (__m512bh)x, (__m512bh)x);
+    }
+    for (int i = 0; i < 12; i++)
+        KEEP(sum[i]);
+    (void)ctx;
+}
 #endif
 
 static void fma_plain(void *ctx, uint32_t task, uint32_t thread)
@@ -102,10 +122,12 @@ static void fma_plain(void *ctx, uint32_t task, uint32_t thread)
     (void)ctx;
 }
 
-static peak find_peak(void)
+static peak find_peak(const char *variant, yard_dtype x)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
+    if (x == YARD_FP8_E4M3 && yard_cpu_has_avx512() && (!variant || !strcmp(variant, "avx512")))
+        return (peak){ .flops = 2.0 * 32 * 12 * PEAK_STEPS, .task = dot_bf16 };
     if (__builtin_cpu_supports("avx512f"))
         return (peak){ .flops = 2.0 * 16 * 12 * PEAK_STEPS, .task = fma_avx512 };
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
@@ -127,9 +149,8 @@ static double flop_rate(const yard_ops_config *config, yard_dtype x)
 {
     const yard_bench_plan plan = { 2, PEAK_REPEATS };
     yard_bench_row row = { 0 };
-    peak p = find_peak();
+    peak p = find_peak(config->variant, x);
 
-    (void)x; /* every kind of activation is multiplied as f32 */
     if (yard_pool_create(&p.pool, threads_of(config), NULL) != YARD_OK)
         return 0;
     if (yard_bench_measure(&row, &plan, run_peak, &p, NULL) != YARD_OK)

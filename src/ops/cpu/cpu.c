@@ -30,10 +30,10 @@ static void lay_out(yard_arena *arena, struct yard_stream_s *s, uint32_t n_threa
     const size_t rows = max_u32(max_u32(l->max_tokens, l->max_heads), MAX_TILE_ROWS);
     const size_t attention_x = rows * max_u32(latent, head_dim);
     const size_t product_x = (size_t)max_u32(MAX_TILE_ROWS, page) * widest;
-    const uint32_t decoded =
-        max_u32(PANEL_ROWS * PANEL_K, FP8_DOT_SCRATCH / (uint32_t)sizeof(float));
-    const size_t panel = max_u32(max_u32(decoded, YARD_GROUP * latent),
-                                 3 * l->max_experts); /* the router's scores live there too */
+    const uint32_t decoded = max_u32(max_u32(PANEL_ROWS * PANEL_K, YARD_GROUP * YARD_GROUP),
+                                     FP8_DOT_SCRATCH / (uint32_t)sizeof(float));
+    const size_t panel =
+        max_u32(decoded, 3 * l->max_experts); /* the router's scores live there too */
 
     s->scratch = yard_arena_take(arena, n_threads * sizeof(*s->scratch));
     s->list =
@@ -54,6 +54,7 @@ static void lay_out(yard_arena *arena, struct yard_stream_s *s, uint32_t n_threa
             .max = take_floats(arena, rows),
             .sum = take_floats(arena, rows),
             .row = take_floats(arena, 2 * (size_t)widest),
+            .turns = take_floats(arena, head_dim),
             .codes = yard_arena_take(arena, widest),
             .sample = yard_arena_take(arena, yard_cpu_sample_scratch_bytes(l->max_vocab)),
         };

@@ -129,6 +129,7 @@ typedef struct cpu_scratch {
     float *acc;       /* [rows, v or kv_rank] */
     float *max, *sum; /* [rows] of the softmax so far */
     float *row;       /* two activation rows */
+    float *turns;     /* [rope dims or head dims] */
     uint8_t *codes;   /* one row */
     void *sample;
 } cpu_scratch;
@@ -201,8 +202,10 @@ typedef struct product_args {
 } product_args;
 void yard_cpu_product(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a);
 
-/* x [n_dims] rotated into y, another buffer; see yard_rope. */
-void yard_cpu_rotate(const yard_rope *rope, int32_t position, const float *x, float *y);
+/* Cosines and sines [n_dims] of a position, and x [n_dims] rotated by them into y, another buffer;
+ * see yard_rope. */
+void yard_cpu_turns(const yard_rope *rope, int32_t position, float *turns);
+void yard_cpu_rotate(const yard_rope *rope, const float *turns, const float *x, float *y);
 
 /* Where a position of the sequence of batch row `row` lies in the cache. */
 const void *yard_cpu_page_row(const yard_kv_layer *cache, const yard_batch *b, uint32_t row,

@@ -25,9 +25,10 @@ static void append_row(void *ctx, uint32_t i, uint32_t thread)
                                                                 position % YARD_PAGE_TOKENS) };
     float *x = job->s->scratch[thread].k, *y = job->s->scratch[thread].v;
 
+    yard_cpu_turns(&a->rope, (int32_t)position, job->s->scratch[thread].turns);
     for (uint32_t h = 0; h < a->n_kv_heads; h++) {
         yard_cpu_read_row(k, a->k, i, (size_t)h * n_dims, n_dims, x);
-        yard_cpu_rotate(&a->rope, (int32_t)position, x, y);
+        yard_cpu_rotate(&a->rope, job->s->scratch[thread].turns, x, y);
         yard_cpu_store_row(k, cache, 0, (size_t)h * n_dims, n_dims, y);
         yard_cpu_read_row(k, a->v, i, (size_t)h * n_dims, n_dims, x);
         yard_cpu_store_row(k, cache, 0, (size_t)(a->n_kv_heads + h) * n_dims, n_dims, x);

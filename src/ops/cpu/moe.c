@@ -71,6 +71,30 @@ static uint32_t rank_of(const float *values, uint32_t n, uint32_t i)
     return before;
 }
 
+enum { MAX_TOP_K = 64 }; /* as config.h's YARD_MAX_TOP_K */
+
+/* The k-th largest value, -inf when fewer are numbers: what is below it is not among the first k.
+ */
+static float kth_largest(const float *values, uint32_t n, uint32_t k)
+{
+    float best[MAX_TOP_K + 1];
+    uint32_t n_best = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t at = n_best;
+
+        if (n_best == k && !(values[i] > best[k - 1]))
+            continue;
+        if (values[i] != values[i])
+            continue;
+        for (; at > 0 && best[at - 1] < values[i]; at--)
+            best[at] = best[at - 1];
+        best[at] = values[i];
+        n_best += n_best < k;
+    }
+    return n_best == k ? best[k - 1] : -__builtin_inff();
+}
+
 /* choice[e] of experts outside the best groups becomes -inf. */
 static void mask_groups(const yard_moe_route_args *a, float *choice, float *value)
 {
@@ -93,7 +117,7 @@ static void route_row(void *ctx, uint32_t i, uint32_t thread)
     float *choice = score + a->n_experts, *value = choice + a->n_experts;
     int32_t *expert = a->expert + (size_t)i * a->top_k;
     float *weight = a->weight + (size_t)i * a->top_k;
-    float sum = 0.0f;
+    float sum = 0.0f, least;
     uint32_t n = 0;
 
     score_row(a, a->logits + (size_t)i * a->n_experts, score);
@@ -101,9 +125,10 @@ static void route_row(void *ctx, uint32_t i, uint32_t thread)
         choice[e] = a->bias ? score[e] + a->bias[e] : score[e];
     if (a->top_groups < a->n_groups)
         mask_groups(a, choice, value);
+    least = kth_largest(choice, a->n_experts, a->top_k);
     /* In ascending order of ids, so that every later sum over k has one order. */
     for (uint32_t e = 0; e < a->n_experts && n < a->top_k; e++)
-        if (rank_of(choice, a->n_experts, e) < a->top_k) {
+        if (!(choice[e] < least) && rank_of(choice, a->n_experts, e) < a->top_k) {
             expert[n] = (int32_t)e;
             weight[n] = score[e];
             sum += score[e];
@@ -178,8 +203,6 @@ void yard_cpu_count_offsets(yard_stream s, const yard_count_offsets_args *a)
     for (uint32_t g = 0; g < a->n_groups; g++)
         a->offset[g + 1] = a->offset[g] + a->count[g];
 }
-
-enum { MAX_TOP_K = 64 }; /* as config.h's YARD_MAX_TOP_K */
 
 struct gather_job {
     yard_stream s;

@@ -257,6 +257,35 @@ struct head_job {
     uint32_t n_rows;
 };
 
+enum { TRANSPOSED_COLUMNS = YARD_GROUP }; /* decoded at once, with one scale a row of blocks */
+
+/* Rows [r, end) of the piece of w in scratch->panel, times x, are added to acc. */
+static void add_piece(const struct head_job *job, cpu_scratch *scratch, uint32_t row, uint32_t r,
+                      uint32_t end, uint32_t c, uint32_t n_c, uint32_t n_x, size_t x_ld,
+                      bool scaled)
+{
+    const yard_matrix *w = &job->a->w;
+    const cpu_kernels *k = job->s->kernels;
+    const uint32_t scale_ld = yard_group_count(job->a->head_rows);
+    float *acc = scratch->acc + c, *part = scratch->out;
+
+    if (w->dtype != YARD_FP8_E4M3) {
+        k->axpy(scratch->x + r, x_ld, n_x, scratch->panel, TRANSPOSED_COLUMNS, end - r, n_c, acc,
+                w->cols);
+        return;
+    }
+    memset(part, 0, (size_t)n_x * TRANSPOSED_COLUMNS * sizeof(float));
+    k->axpy(scratch->x + r, x_ld, n_x, scratch->panel, TRANSPOSED_COLUMNS, end - r, n_c, part,
+            TRANSPOSED_COLUMNS);
+    for (uint32_t m = 0; m < n_x; m++) {
+        const float xs = scaled ? scratch->x_scale[m * scale_ld + r / YARD_GROUP] : 1.0f;
+
+        k->convert->add_scaled(part + (size_t)m * TRANSPOSED_COLUMNS, n_c,
+                               xs * matrix_scale_row(w, row)[c / YARD_GROUP],
+                               acc + (size_t)m * w->cols);
+    }
+}
+
 /* y[c] = sum over r of x[r] w[first + r, c]: r is cut where its activation group or the block of w
  * ends; each piece is summed by itself, then scaled. */
 static void transposed_rows(const struct head_job *job, cpu_scratch *scratch, uint32_t first,
@@ -264,40 +293,28 @@ static void transposed_rows(const struct head_job *job, cpu_scratch *scratch, ui
 {
     const yard_matrix *w = &job->a->w;
     const cpu_kernels *k = job->s->kernels;
-    const uint32_t n_r = job->a->head_rows, n_c = w->cols;
-    const uint32_t scale_ld = yard_group_count(n_r);
-    float *part = scratch->row;
+    const uint32_t n_r = job->a->head_rows;
 
-    memset(scratch->acc, 0, (size_t)n_x * n_c * sizeof(float));
-    for (uint32_t r = 0; r < n_r;) {
+    memset(scratch->acc, 0, (size_t)n_x * w->cols * sizeof(float));
+    for (uint32_t r = 0, end; r < n_r; r = end) {
         const uint32_t group_end = (r / YARD_GROUP + 1) * YARD_GROUP;
-        uint32_t end = group_end < n_r ? group_end : n_r;
 
+        end = group_end < n_r ? group_end : n_r;
         if (w->dtype == YARD_FP8_E4M3) {
             const uint32_t block_end = r + w->block_rows - (w->row0 + first + r) % w->block_rows;
             end = block_end < end ? block_end : end;
         }
-        for (uint32_t i = r; i < end; i++)
-            k->convert->decode(w->dtype, matrix_row(w, first + i), n_c,
-                               scratch->panel + (i - r) * n_c);
-        if (w->dtype != YARD_FP8_E4M3) {
-            k->axpy(scratch->x + r, x_ld, n_x, scratch->panel, n_c, end - r, n_c, scratch->acc,
-                    n_c);
-            r = end;
-            continue;
-        }
-        for (uint32_t m = 0; m < n_x; m++) {
-            const float *scales = matrix_scale_row(w, first + r);
-            const float xs = scaled ? scratch->x_scale[m * scale_ld + r / YARD_GROUP] : 1.0f;
+        for (uint32_t c = 0; c < w->cols; c += TRANSPOSED_COLUMNS) {
+            const uint32_t left = w->cols - c;
+            const uint32_t n_c = left < TRANSPOSED_COLUMNS ? left : TRANSPOSED_COLUMNS;
 
-            memset(part, 0, n_c * sizeof(float));
-            k->axpy(scratch->x + m * x_ld + r, x_ld, 1, scratch->panel, n_c, end - r, n_c, part,
-                    n_c);
-            for (uint32_t c = 0; c < n_c; c += YARD_GROUP)
-                k->convert->add_scaled(part + c, n_c - c < YARD_GROUP ? n_c - c : YARD_GROUP,
-                                       xs * scales[c / YARD_GROUP], scratch->acc + m * n_c + c);
+            for (uint32_t i = r; i < end; i++)
+                k->convert->decode(w->dtype,
+                                   (const uint8_t *)matrix_row(w, first + i) +
+                                       c * yard_dtype_bytes(w->dtype),
+                                   n_c, scratch->panel + (size_t)(i - r) * TRANSPOSED_COLUMNS);
+            add_piece(job, scratch, first + r, r, end, c, n_c, n_x, x_ld, scaled);
         }
-        r = end;
     }
 }
 

@@ -66,6 +66,19 @@ bool yard_cpu_load_row(const cpu_kernels *k, const row_source *source, size_t ro
     return false;
 }
 
+enum { PIECE = 512 }; /* values converted at once, on the stack */
+
+static void round_values(const cpu_kernels *k, float *values, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i += PIECE) {
+        const uint32_t left = n - i < PIECE ? n - i : PIECE;
+        uint16_t rounded[PIECE];
+
+        k->convert->round_bf16(values + i, left, rounded);
+        k->convert->decode(YARD_BF16, rounded, left, values + i);
+    }
+}
+
 /* Puts one f32 row into the wanted forms; values are rounded in place for the quantised one. */
 static void emit(const cpu_kernels *k, const yard_out *y, size_t row, uint32_t n, bool ue8m0,
                  float *values)
@@ -73,8 +86,7 @@ static void emit(const cpu_kernels *k, const yard_out *y, size_t row, uint32_t n
     if (y->plain.data)
         yard_cpu_store_row(k, y->plain, row, 0, n, values);
     if (y->quant.data) {
-        for (uint32_t i = 0; i < n; i++)
-            values[i] = yard_bf16_round(values[i]);
+        round_values(k, values, n);
         k->convert->quantise(values, n, ue8m0, (uint8_t *)(void *)row_at(y->quant, row, 0),
                              y->quant.scale + scale_at(y->quant, row, 0));
     }
@@ -109,20 +121,21 @@ void yard_cpu_embed(yard_stream s, const yard_embed_args *a)
     run_rows(s, embed_row, a, a->n_rows);
 }
 
-static float weight_at(yard_dtype dtype, const void *weight, uint32_t i)
-{
-    return dtype == YARD_BF16 ? yard_f32_from_bf16(((const uint16_t *)weight)[i])
-                              : ((const float *)weight)[i];
-}
-
 /* values = values / rms * weight */
 static void norm_values(const cpu_kernels *k, float *values, uint32_t n, yard_dtype dtype,
                         const void *weight, float eps)
 {
     const float inverse = 1.0f / sqrtf(k->sum_squares(values, n) / (float)n + eps);
+    const uint8_t *stored = weight;
 
-    for (uint32_t i = 0; i < n; i++)
-        values[i] = values[i] * inverse * weight_at(dtype, weight, i);
+    for (uint32_t i = 0; i < n; i += PIECE) {
+        const uint32_t left = n - i < PIECE ? n - i : PIECE;
+        float w[PIECE];
+
+        k->convert->decode(dtype, stored + i * yard_dtype_bytes(dtype), left, w);
+        for (uint32_t c = 0; c < left; c++)
+            values[i + c] = values[i + c] * inverse * w[c];
+    }
 }
 
 static void rms_norm_row(void *ctx, uint32_t i, uint32_t thread)
@@ -218,15 +231,26 @@ void yard_cpu_select_rows(yard_stream s, const yard_select_rows_args *a)
 /* ---- rotary embedding and the latent cache ----------------------------------------------- */
 
 /* Angles in double: at position 100,000 an f32 angle is off by several thousandths. */
-void yard_cpu_rotate(const yard_rope *rope, int32_t position, const float *x, float *y)
+void yard_cpu_turns(const yard_rope *rope, int32_t position, float *turns)
+{
+    const uint32_t half = rope->n_dims / 2;
+
+    for (uint32_t i = 0; i < half; i++) {
+        const double angle = (double)position * (double)rope->inv_freq[i];
+
+        turns[i] = (float)cos(angle);
+        turns[half + i] = (float)sin(angle);
+    }
+}
+
+void yard_cpu_rotate(const yard_rope *rope, const float *turns, const float *x, float *y)
 {
     const uint32_t half = rope->n_dims / 2;
     const uint32_t step = rope->layout == YARD_ROPE_HALVES ? 1 : 2;
     const float *second = x + (rope->layout == YARD_ROPE_HALVES ? half : 1);
 
     for (uint32_t i = 0; i < half; i++) {
-        const double angle = (double)position * (double)rope->inv_freq[i];
-        const float c = (float)cos(angle), s = (float)sin(angle);
+        const float c = turns[i], s = turns[half + i];
 
         y[i] = x[step * i] * c - second[step * i] * s;
         y[half + i] = second[step * i] * c + x[step * i] * s;
@@ -238,13 +262,15 @@ static void rope_q_row(void *ctx, uint32_t i, uint32_t thread)
     const struct job *job = ctx;
     const yard_rope_q_args *a = job->args;
     const cpu_kernels *k = job->s->kernels;
-    float *x = job->s->scratch[thread].row, *y = x + a->rope.n_dims;
+    cpu_scratch *scratch = &job->s->scratch[thread];
+    float *x = scratch->row, *y = x + a->rope.n_dims;
 
+    yard_cpu_turns(&a->rope, a->batch->position[i], scratch->turns);
     for (uint32_t h = 0; h < a->n_heads; h++) {
         const size_t col = (size_t)(h + 1) * a->head_dim - a->rope.n_dims;
 
         yard_cpu_read_row(k, a->q, i, col, a->rope.n_dims, x);
-        yard_cpu_rotate(&a->rope, a->batch->position[i], x, y);
+        yard_cpu_rotate(&a->rope, scratch->turns, x, y);
         yard_cpu_store_row(k, a->q, i, col, a->rope.n_dims, y);
     }
 }
@@ -271,7 +297,8 @@ static void append_row(void *ctx, uint32_t i, uint32_t thread)
 
     yard_cpu_read_row(k, a->kv, i, 0, a->kv_rank + a->rope.n_dims, x);
     norm_values(k, x, a->kv_rank, a->norm_dtype, a->norm_weight, a->eps);
-    yard_cpu_rotate(&a->rope, position, x + a->kv_rank, y);
+    yard_cpu_turns(&a->rope, position, job->s->scratch[thread].turns);
+    yard_cpu_rotate(&a->rope, job->s->scratch[thread].turns, x + a->kv_rank, y);
     yard_cpu_store_row(k, cache, slot, 0, a->kv_rank, x);
     yard_cpu_store_row(k, cache, slot, a->kv_rank, a->rope.n_dims, y);
 }
