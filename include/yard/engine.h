@@ -37,6 +37,13 @@ typedef enum yard_numeric_mode {
     YARD_EXACT      /* f32 activations, never quantised: for comparing implementations */
 } yard_numeric_mode;
 
+/* Where CPU threads run, within the affinity mask of the process. */
+typedef enum yard_thread_place {
+    YARD_THREADS_ANYWHERE,
+    YARD_THREADS_ON_CPUS, /* each on a processor of its own; the calling thread too, from then on */
+    YARD_THREADS_ON_NODES /* dealt evenly to the NUMA nodes, each to all processors of its own */
+} yard_thread_place;
+
 typedef struct yard_engine_config {
     size_t size;           /* set by the initialiser */
     const char *model_dir; /* Hugging Face directory; required */
@@ -62,6 +69,7 @@ typedef struct yard_engine_config {
     uint64_t timeout_us;       /* of every wait for another rank; 0: the fabric's */
     uint64_t start_timeout_us; /* of the first step's wait: the others may still read their weights;
                                   0: timeout_us */
+    yard_thread_place pin;     /* where the CPU threads run */
 } yard_engine_config;
 
 #define YARD_ENGINE_CONFIG_INIT                                                                    \

@@ -131,6 +131,15 @@ uint32_t yard_pool_thread_count(const yard_pool *pool);
 /* Runs fn for every task, in any order, on all threads; returns when all are done. */
 void yard_pool_run(yard_pool *pool, yard_task_fn fn, void *ctx, uint32_t n_tasks);
 
+/* Where threads may run: anywhere; each on a processor of its own; each on all processors of one
+ * NUMA node, the threads dealt evenly to the nodes. Always within the affinity mask that the
+ * process was started with. */
+typedef enum yard_pin { YARD_PIN_NONE, YARD_PIN_CPU, YARD_PIN_NODE } yard_pin;
+
+/* Binds the pool's threads, the calling one included, which stays so. Errors: YARD_EINVAL when
+ * there are fewer processors than threads to have one each; YARD_EIO. */
+yard_status yard_pool_pin(yard_pool *pool, yard_pin pin, yard_error *err);
+
 /* Processors this process may run on (affinity mask), at least 1. */
 uint32_t yard_cpu_count(void);
 

@@ -1,14 +1,13 @@
 /* Fork-join threads: spin briefly for the next job, then sleep on a futex. */
 #include <limits.h>
 #include <linux/futex.h>
-#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/base.h"
+#include "base/pool.h"
 
 /* About 20 us: longer than the gap between two operations of a step, shorter than a scheduler
  * slice that another process could use. */
@@ -198,6 +197,11 @@ void yard_pool_destroy(yard_pool *pool)
 uint32_t yard_pool_thread_count(const yard_pool *pool)
 {
     return pool->n_threads;
+}
+
+pthread_t yard_pool_thread(const yard_pool *pool, uint32_t thread_idx)
+{
+    return thread_idx == 0 ? pthread_self() : pool->workers[thread_idx - 1];
 }
 
 uint32_t yard_cpu_count(void)

@@ -88,3 +88,16 @@ const char *yard_cli_argp_cpu_variant(struct argp_state *state, const char *text
     argp_error(state, "--cpu-variant: want c, avx2 or avx512, got '%s'", text);
     return text;
 }
+
+yard_pin yard_cli_argp_pin(struct argp_state *state, const char *text)
+{
+    static const char *const names[] = {
+        [YARD_PIN_NONE] = "none", [YARD_PIN_CPU] = "cpu", [YARD_PIN_NODE] = "node"
+    };
+
+    for (int i = 0; i < 3; i++)
+        if (!strcmp(text, names[i]))
+            return (yard_pin)i;
+    argp_error(state, "--pin: want none, cpu or node, got '%s'", text);
+    return YARD_PIN_NONE;
+}

@@ -24,4 +24,10 @@ float yard_cli_argp_f32(struct argp_state *state, const char *option, const char
  * has it is for the engine to say. */
 const char *yard_cli_argp_cpu_variant(struct argp_state *state, const char *text);
 
+/* none, cpu or node; any other word ends the program. */
+#define YARD_CLI_PIN_HELP                                                                          \
+    "cpu: each thread on a processor of its own; node: threads dealt to the NUMA nodes; none "     \
+    "(default)"
+yard_pin yard_cli_argp_pin(struct argp_state *state, const char *text);
+
 #endif

@@ -20,7 +20,8 @@ enum {
     KEY_DECODE,
     KEY_REPEAT,
     KEY_EXACT,
-    KEY_VARIANT
+    KEY_VARIANT,
+    KEY_PIN
 };
 
 typedef struct engine_args {
@@ -28,6 +29,7 @@ typedef struct engine_args {
     yard_bench_list threads, prompt, batch;
     uint64_t n_decode, n_repeats;
     bool exact, json;
+    yard_pin pin;
 } engine_args;
 
 /* One setting of everything, and what a run of it gives. */
@@ -86,6 +88,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_VARIANT:
         a->variant = yard_cli_argp_cpu_variant(state, arg);
         break;
+    case KEY_PIN:
+        a->pin = yard_cli_argp_pin(state, arg);
+        break;
     case 'j':
         a->json = true;
         break;
@@ -109,6 +114,7 @@ static const struct argp_option option_list[] = {
     { "decode-tokens", KEY_DECODE, "N", 0, "Tokens to generate in each request (default 64)", 0 },
     { "repeat", KEY_REPEAT, "N", 0, "Timed runs of each case (default 5)", 0 },
     { "exact", KEY_EXACT, NULL, 0, "Activations in f32, never quantised", 0 },
+    { "pin", KEY_PIN, "WHERE", 0, YARD_CLI_PIN_HELP, 0 },
     { "cpu-variant", KEY_VARIANT, "NAME", 0, "c, avx2 or avx512 (default: the best there is)", 0 },
     { "json", 'j', NULL, 0, "One JSON object a row", 0 },
     { 0 },
@@ -381,6 +387,7 @@ static yard_status open_engine(engine_bench *b, uint32_t n_threads, yard_error *
     config.max_seqs = b->max_seqs;
     config.kv_tokens = (uint64_t)b->max_seqs * yard_align_up(seq_tokens, YARD_PAGE_TOKENS);
     config.cpu_variant = b->args.variant;
+    config.pin = (yard_thread_place)b->args.pin;
     config.warn = notify->warn;
     config.progress = notify->progress;
     config.notify_ctx = notify->ctx;

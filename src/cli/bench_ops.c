@@ -18,6 +18,7 @@ enum {
     KEY_EXPERTS,
     KEY_THREADS,
     KEY_VARIANT,
+    KEY_PIN,
     KEY_TABLE,
     KEY_REPEAT
 };
@@ -30,6 +31,7 @@ typedef struct ops_args {
     yard_bench_list tokens;
     uint64_t context, n_experts, n_threads, n_repeats;
     bool json;
+    yard_pin pin;
 } ops_args;
 
 typedef struct ops_bench {
@@ -81,6 +83,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_VARIANT:
         a->variant = yard_cli_argp_cpu_variant(state, arg);
         break;
+    case KEY_PIN:
+        a->pin = yard_cli_argp_pin(state, arg);
+        break;
     case KEY_TABLE:
         if (strcmp(arg, "fast") != 0 && strcmp(arg, "deterministic") != 0)
             argp_error(state, "--table: want fast or deterministic, got '%s'", arg);
@@ -108,6 +113,7 @@ static const struct argp_option option_list[] = {
     { "experts", KEY_EXPERTS, "N", 0, "Experts of this rank (default 32, or all)", 0 },
     { "table", KEY_TABLE, "NAME", 0, "fast or deterministic (default: all the device has)", 0 },
     { "threads", KEY_THREADS, "N", 0, "CPU threads (default: all processors)", 0 },
+    { "pin", KEY_PIN, "WHERE", 0, YARD_CLI_PIN_HELP, 0 },
     { "cpu-variant", KEY_VARIANT, "NAME", 0, "c, avx2 or avx512 (default: the best there is)", 0 },
     { "repeat", KEY_REPEAT, "N", 0, "Timed calls of a case, at most 2 s of them (default 30)", 0 },
     { "json", 'j', NULL, 0, "One JSON object a row", 0 },
@@ -496,6 +502,7 @@ static yard_status prepare(ops_bench *b, yard_error *err)
     b->config = (yard_ops_config){ .n_threads = b->args.n_threads ? (uint32_t)b->args.n_threads
                                                                   : yard_cpu_count(),
                                    .variant = b->args.variant,
+                                   .pin = b->args.pin,
                                    .limits = limits_of(b) };
     return st;
 }

@@ -10,6 +10,7 @@ enum {
     KEY_EXACT = 0x100,
     KEY_THREADS,
     KEY_CPU_VARIANT,
+    KEY_PIN,
     KEY_MAX_BATCH_TOKENS,
     KEY_KV_TOKENS,
     KEY_TEMPERATURE,
@@ -54,6 +55,9 @@ static error_t parse_engine(int key, char *arg, struct argp_state *state)
     case KEY_CPU_VARIANT:
         config->cpu_variant = yard_cli_argp_cpu_variant(state, arg);
         return 0;
+    case KEY_PIN:
+        config->pin = (yard_thread_place)yard_cli_argp_pin(state, arg);
+        return 0;
     case KEY_MAX_BATCH_TOKENS:
         config->max_tokens =
             (uint32_t)yard_cli_argp_u64(state, "--max-batch-tokens", arg, 1, MAX_BATCH_TOKENS);
@@ -69,6 +73,7 @@ static error_t parse_engine(int key, char *arg, struct argp_state *state)
 static const struct argp_option engine_option_list[] = {
     { "exact", KEY_EXACT, NULL, 0, "Activations in f32, never quantised", 0 },
     { "threads", KEY_THREADS, "N", 0, "Threads (default: all processors)", 0 },
+    { "pin", KEY_PIN, "WHERE", 0, YARD_CLI_PIN_HELP, 0 },
     { "cpu-variant", KEY_CPU_VARIANT, "NAME", 0,
       "c, avx2 or avx512 (default: the best the processor has)", 0 },
     { "max-batch-tokens", KEY_MAX_BATCH_TOKENS, "N", 0,

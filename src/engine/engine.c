@@ -105,6 +105,7 @@ static yard_status choose_sizes(yard_engine *e, const yard_engine_config *c, uin
                                      .mtp = c->mtp,
                                      .n_threads = c->n_threads,
                                      .cpu_variant = c->cpu_variant,
+                                     .pin = (yard_pin)c->pin,
                                      .max_seqs = c->max_seqs };
     if (st == YARD_OK)
         st = lay_out_ranks(options, c, n_ranks, err);

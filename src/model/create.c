@@ -152,7 +152,8 @@ static yard_ops_config ops_config(const yard_model *m)
     const yard_model_config *c = &m->config;
     uint32_t max_in = max_u32(2 * c->hidden, c->n_heads * c->v_dims);
     yard_ops_config config = { .n_threads = m->options.n_threads,
-                               .variant = m->options.cpu_variant };
+                               .variant = m->options.cpu_variant,
+                               .pin = m->options.pin };
 
     max_in = max_u32(max_in, max_u32(c->dense_inter, c->q_rank));
     max_in = max_u32(max_in, max_u32(c->n_shared_experts, 1) * c->expert_inter);

@@ -377,6 +377,7 @@ typedef struct yard_ops_config {
     const char *variant;
     const char *choices; /* CUDA, fast: file of measured choices; NULL: the built-in ones */
     yard_ops_limits limits;
+    yard_pin pin; /* CPU: where the threads run */
 } yard_ops_config;
 
 /* Weights as they lie in host memory, to be prepared for one kind of product. */

@@ -1,4 +1,5 @@
 /* The thread pool: every task once, jobs in a row, wake from sleep. ctest: sanitize */
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -67,11 +68,50 @@ static void refuses_no_threads(void **state)
     yard_pool_destroy(NULL);
 }
 
+/* Each thread says where it runs; one a processor, and never outside of the mask. */
+static void note_cpu(void *ctx, uint32_t task_idx, uint32_t thread_idx)
+{
+    cpu_set_t set;
+
+    (void)task_idx;
+    assert_int_equal(sched_getaffinity(0, sizeof(set), &set), 0);
+    ((int *)ctx)[thread_idx] = CPU_COUNT(&set);
+}
+
+static void pinned(void **state)
+{
+    const uint32_t n = yard_cpu_count();
+    int *counts = calloc(n + 1, sizeof(*counts));
+    yard_pool *pool = NULL;
+    cpu_set_t before;
+    yard_error err = { 0 };
+
+    (void)state;
+    assert_int_equal(sched_getaffinity(0, sizeof(before), &before), 0);
+    assert_int_equal(yard_pool_create(&pool, n, NULL), YARD_OK);
+    assert_int_equal(yard_pool_pin(pool, YARD_PIN_NODE, NULL), YARD_OK);
+    yard_pool_run(pool, note_cpu, counts, 100 * n);
+    for (uint32_t i = 0; i < n; i++)
+        assert_true(counts[i] <= (int)n);
+    assert_int_equal(sched_setaffinity(0, sizeof(before), &before), 0);
+    assert_int_equal(yard_pool_pin(pool, YARD_PIN_CPU, NULL), YARD_OK);
+    yard_pool_run(pool, note_cpu, counts, 100 * n);
+    assert_int_equal(counts[0], 1); /* others may have come too late for any task */
+    yard_pool_destroy(pool);
+
+    assert_int_equal(sched_setaffinity(0, sizeof(before), &before), 0);
+    assert_int_equal(yard_pool_create(&pool, n + 1, NULL), YARD_OK);
+    assert_int_equal(yard_pool_pin(pool, YARD_PIN_CPU, &err), YARD_EINVAL);
+    yard_pool_destroy(pool);
+    free(counts);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_task_once),
         cmocka_unit_test(refuses_no_threads),
+        cmocka_unit_test(pinned),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -100,6 +100,8 @@ static yard_status open_stream(yard_stream *out, const yard_ops_config *config, 
         goto out;
     }
     st = yard_pool_create(&s->pool, n_threads, err);
+    if (st == YARD_OK)
+        st = yard_pool_pin(s->pool, config->pin, err);
     if (st != YARD_OK)
         goto out;
     lay_out(&arena, s, n_threads);
