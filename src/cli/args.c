@@ -80,12 +80,13 @@ float yard_cli_argp_f32(struct argp_state *state, const char *option, const char
 
 const char *yard_cli_argp_cpu_variant(struct argp_state *state, const char *text)
 {
-    static const char *const names[] = { "c", "avx2", "avx512" }; /* as the options' help tells */
+    static const char *const names[] = { "c", "avx2", "avx512",
+                                         "amx" }; /* as the options' help tells */
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         if (!strcmp(text, names[i]))
             return text;
-    argp_error(state, "--cpu-variant: want c, avx2 or avx512, got '%s'", text);
+    argp_error(state, "--cpu-variant: want c, avx2, avx512 or amx, got '%s'", text);
     return text;
 }
 

@@ -115,7 +115,8 @@ static const struct argp_option option_list[] = {
     { "repeat", KEY_REPEAT, "N", 0, "Timed runs of each case (default 5)", 0 },
     { "exact", KEY_EXACT, NULL, 0, "Activations in f32, never quantised", 0 },
     { "pin", KEY_PIN, "WHERE", 0, YARD_CLI_PIN_HELP, 0 },
-    { "cpu-variant", KEY_VARIANT, "NAME", 0, "c, avx2 or avx512 (default: the best there is)", 0 },
+    { "cpu-variant", KEY_VARIANT, "NAME", 0,
+      "c, avx2, avx512 or amx (default: the best of the first three)", 0 },
     { "json", 'j', NULL, 0, "One JSON object a row", 0 },
     { 0 },
 };

@@ -114,7 +114,8 @@ static const struct argp_option option_list[] = {
     { "table", KEY_TABLE, "NAME", 0, "fast or deterministic (default: all the device has)", 0 },
     { "threads", KEY_THREADS, "N", 0, "CPU threads (default: all processors)", 0 },
     { "pin", KEY_PIN, "WHERE", 0, YARD_CLI_PIN_HELP, 0 },
-    { "cpu-variant", KEY_VARIANT, "NAME", 0, "c, avx2 or avx512 (default: the best there is)", 0 },
+    { "cpu-variant", KEY_VARIANT, "NAME", 0,
+      "c, avx2, avx512 or amx (default: the best of the first three)", 0 },
     { "repeat", KEY_REPEAT, "N", 0, "Timed calls of a case, at most 2 s of them (default 30)", 0 },
     { "json", 'j', NULL, 0, "One JSON object a row", 0 },
     { 0 },
@@ -249,7 +250,7 @@ static yard_status verify(const ops_bench *b, run *r, bool *verified, yard_error
     b->device->download(got.arena.base, r->sets[0].arena.base, r->set_bytes);
     r->c->shrink(&r->host);
     r->c->run(&yard_ops_cpu, b->definition, &r->host);
-    *verified = yard_bench_ops_agrees(&got, &r->host, b->device->exact);
+    *verified = yard_bench_ops_agrees(&got, &r->host, b->device->exact(&b->config));
     yard_pages_free(got.arena.base, r->set_bytes);
     free(got.w);
     return st;

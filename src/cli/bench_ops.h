@@ -18,7 +18,7 @@ typedef struct yard_bench_ops_device {
     /* The device's table named "fast" or "deterministic"; NULL: it has no such one. */
     const yard_ops *(*table)(const char *name);
     /* Whether results are the definition's bits; otherwise they are compared with a tolerance. */
-    bool exact;
+    bool (*exact)(const yard_ops_config *config);
     /* The hardware as rows name it; static storage. */
     const char *(*hardware)(void);
     /* Memory that operations read, n_bytes, 64-byte aligned at least; NULL when there is none. */

@@ -14,6 +14,16 @@ static const yard_ops *table(const char *name)
     return !strcmp(name, "deterministic") ? &yard_ops_cpu : NULL;
 }
 
+static bool is_amx(const yard_ops_config *config)
+{
+    return config->variant && !strcmp(config->variant, "amx");
+}
+
+static bool exact(const yard_ops_config *config)
+{
+    return !is_amx(config);
+}
+
 static void copy_in(void *device, const void *host, size_t n_bytes)
 {
     memcpy(device, host, n_bytes);
@@ -106,6 +116,30 @@ __attribute__((target("avx512f,avx512bf16"))) static void dot_bf16(void *ctx, ui
         KEEP(sum[i]);
     (void)ctx;
 }
+
+__attribute__((target("amx-tile,amx-bf16"))) static void dot_tiles(void *ctx, uint32_t task,
+                                                                   uint32_t thread)
+{
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } config = { .palette = 1 };
+
+    for (int i = 0; i < 8; i++) {
+        config.row_bytes[i] = 64;
+        config.rows[i] = 16;
+    }
+    _tile_loadconfig(&config);
+    for (int step = 0; step < PEAK_STEPS / 8; step++) {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_release();
+    (void)ctx, (void)task, (void)thread;
+}
 #endif
 
 static void fma_plain(void *ctx, uint32_t task, uint32_t thread)
@@ -122,10 +156,14 @@ static void fma_plain(void *ctx, uint32_t task, uint32_t thread)
     (void)ctx;
 }
 
-static peak find_peak(const char *variant, yard_dtype x)
+static peak find_peak(const yard_ops_config *config, yard_dtype x)
 {
+    const char *variant = config->variant;
+
 #if defined(__x86_64__)
     __builtin_cpu_init();
+    if (x == YARD_FP8_E4M3 && is_amx(config)) /* whose stream got the permission */
+        return (peak){ .flops = 2.0 * 16 * 16 * 32 * 4 * (PEAK_STEPS / 8), .task = dot_tiles };
     if (x == YARD_FP8_E4M3 && yard_cpu_has_avx512() && (!variant || !strcmp(variant, "avx512")))
         return (peak){ .flops = 2.0 * 32 * 12 * PEAK_STEPS, .task = dot_bf16 };
     if (__builtin_cpu_supports("avx512f"))
@@ -149,7 +187,7 @@ static double flop_rate(const yard_ops_config *config, yard_dtype x)
 {
     const yard_bench_plan plan = { 2, PEAK_REPEATS };
     yard_bench_row row = { 0 };
-    peak p = find_peak(config->variant, x);
+    peak p = find_peak(config, x);
 
     if (yard_pool_create(&p.pool, threads_of(config), NULL) != YARD_OK)
         return 0;
@@ -171,7 +209,7 @@ static double time_us(const yard_ops *ops, yard_stream s, void (*fn)(void *ctx),
 const yard_bench_ops_device yard_bench_ops_cpu = {
     .name = "cpu",
     .table = table,
-    .exact = true,
+    .exact = exact,
     .hardware = yard_bench_cpu_name,
     .alloc = yard_pages_alloc,
     .release = yard_pages_free,

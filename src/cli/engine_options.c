@@ -75,7 +75,7 @@ static const struct argp_option engine_option_list[] = {
     { "threads", KEY_THREADS, "N", 0, "Threads (default: all processors)", 0 },
     { "pin", KEY_PIN, "WHERE", 0, YARD_CLI_PIN_HELP, 0 },
     { "cpu-variant", KEY_CPU_VARIANT, "NAME", 0,
-      "c, avx2 or avx512 (default: the best the processor has)", 0 },
+      "c, avx2, avx512 or amx (default: the best of the first three)", 0 },
     { "max-batch-tokens", KEY_MAX_BATCH_TOKENS, "N", 0,
       "Rows of one step; a longer prompt is computed in chunks (default 512)", 0 },
     { "kv-tokens", KEY_KV_TOKENS, "N", 0,

@@ -370,10 +370,11 @@ typedef struct yard_ops_limits {
 
 typedef struct yard_ops_config {
     uint32_t n_threads; /* CPU; 0: all processors of the affinity mask */
-    /* NULL: the best there is. CPU: "c", "avx2", "avx512" force one. CUDA: "deterministic" keeps
-     * the rule that a row's result does not depend on the other rows, which its default, "fast",
-     * gives up; the name of a kernel ("few_fp8:8", see docs/kernels.md) takes that one wherever it
-     * can run. */
+    /* NULL: the best there is. CPU: "c", "avx2", "avx512" force one;
+     * "amx" rounds sums in another order than the definition, within 2^-17 of their terms' size.
+     * CUDA: "deterministic" keeps the rule that a row's result does not depend on the other rows,
+     * which its default, "fast", gives up; the name of a kernel ("few_fp8:8", see docs/kernels.md)
+     * takes that one wherever it can run. */
     const char *variant;
     const char *choices; /* CUDA, fast: file of measured choices; NULL: the built-in ones */
     yard_ops_limits limits;

@@ -50,7 +50,7 @@ grep -q 'cannot write to standard output: Bad file descriptor' "$dir/err" ||
 
 # ---- values that are wrong whatever the model is ----
 "$SWITCHYARD" bench engine --cpu-variant avx1024 >"$dir/out" 2>"$dir/err"
-[ $? -eq 2 ] && grep -q "cpu-variant: want c, avx2 or avx512, got 'avx1024'" "$dir/err" && [ ! -s "$dir/out" ] ||
+[ $? -eq 2 ] && grep -q "cpu-variant: want c, avx2, avx512 or amx, got 'avx1024'" "$dir/err" && [ ! -s "$dir/out" ] ||
     fail "bench engine --cpu-variant avx1024: $(cat "$dir/err")"
 
 [ "$n_failed" -eq 0 ] || { echo "$n_failed failed" >&2; exit 1; }

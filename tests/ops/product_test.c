@@ -155,6 +155,43 @@ static void every_code(void **state)
     close_variants(streams, n_streams);
 }
 
+/* AMX tiles round sums in an order of their own: near the exact value, and independent of other
+ * rows. Skipped where there is none. */
+static void amx_is_near(void **state)
+{
+    const yard_ops_config config = { .n_threads = 3, .variant = "amx", .limits = test_limits() };
+    yard_stream stream = NULL;
+
+    (void)state;
+    if (yard_ops_cpu.open(&stream, &config, NULL) != YARD_OK)
+        skip();
+    for (uint64_t seed = 1; seed <= 60; seed++) {
+        rng r = { seed };
+        const uint32_t rows = 1 + rng_below(&r, 150), cols = 1 + rng_below(&r, 2500);
+        const int32_t n = 1 + (int32_t)rng_below(&r, 140), one = 1;
+        const random_matrix w = make_matrix(&r, YARD_FP8_E4M3, rows, cols, rng_below(&r, 200), 0,
+                                            1 + rng_below(&r, 200));
+        const yard_rows x = random_rows(&r, YARD_FP8_E4M3, (size_t)n, cols);
+        const yard_rows y = random_rows(&r, YARD_F32, (size_t)n, rows);
+        const yard_rows alone = random_rows(&r, YARD_F32, 1, rows);
+        yard_rows last = x;
+
+        yard_ops_cpu.linear(stream, &(yard_linear_args){ .n_rows = &n, .x = x, .w = w.m, .y = y });
+        check_product(seed, x, 0, &w.m, y, 0, (uint32_t)n);
+        last.data = (uint8_t *)x.data + (size_t)(n - 1) * cols;
+        last.scale = x.scale + (size_t)(n - 1) * yard_group_count(cols);
+        yard_ops_cpu.linear(stream,
+                            &(yard_linear_args){ .n_rows = &one, .x = last, .w = w.m, .y = alone });
+        assert_memory_equal(alone.data, (float *)y.data + (size_t)(n - 1) * rows,
+                            rows * sizeof(float));
+        free_rows(alone);
+        free_rows(y);
+        free_rows(x);
+        free_matrix(w);
+    }
+    yard_ops_cpu.close(stream);
+}
+
 /* Row i gives the same bits alone and among others. */
 static void rows_are_independent(void **state)
 {
@@ -459,10 +496,15 @@ static void head_linear(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(linear),         cmocka_unit_test(long_rows),
-        cmocka_unit_test(every_code),     cmocka_unit_test(rows_are_independent),
-        cmocka_unit_test(grouped_linear), cmocka_unit_test(grouped_layouts),
-        cmocka_unit_test(table),          cmocka_unit_test(head_linear),
+        cmocka_unit_test(linear),
+        cmocka_unit_test(long_rows),
+        cmocka_unit_test(every_code),
+        cmocka_unit_test(amx_is_near),
+        cmocka_unit_test(rows_are_independent),
+        cmocka_unit_test(grouped_linear),
+        cmocka_unit_test(grouped_layouts),
+        cmocka_unit_test(table),
+        cmocka_unit_test(head_linear),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

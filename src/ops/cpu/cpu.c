@@ -94,7 +94,7 @@ static yard_status open_stream(yard_stream *out, const yard_ops_config *config, 
     s->kernels = yard_cpu_kernels_choose(config->variant);
     if (!s->kernels) {
         st = yard_fail(err, YARD_EINVAL,
-                       "cpu variant: want c, avx2 or avx512 (if the processor has it), "
+                       "cpu variant: want c, avx2, avx512 or amx (if the processor has it), "
                        "got '%s'",
                        config->variant);
         goto out;

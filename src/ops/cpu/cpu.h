@@ -104,6 +104,7 @@ typedef struct cpu_kernels {
 extern const cpu_kernels yard_cpu_kernels_c;
 extern const cpu_kernels yard_cpu_kernels_avx2;
 extern const cpu_kernels yard_cpu_kernels_avx512;
+extern const cpu_kernels yard_cpu_kernels_amx; /* not the definition's bits: see fp8_amx.c */
 /* Of kernels_avx2.c, for AVX-512 too. */
 void yard_cpu_scale_avx2(float *acc, uint32_t n, float f);
 float yard_cpu_sum_squares_avx2(const float *x, uint32_t n);
@@ -111,9 +112,11 @@ float yard_cpu_exp_sum_avx2(float *x, uint32_t n, float max);
 void yard_cpu_silu_mul_avx2(const float *gate, const float *up, uint32_t n, float *y);
 /* Of fp8_avx512.c. */
 void yard_cpu_fp8_dot_avx512(const fp8_dot_args *a);
+void yard_cpu_fp8_dot_amx(const fp8_dot_args *a);
 void yard_cpu_codes_to_bf16_avx512(const uint8_t *codes, uint32_t n, uint16_t *dst);
 
-/* The best variant this processor can run, or the one asked for; NULL when that is impossible. */
+/* The best variant this processor can run that gives the definition's bits, or the one asked for;
+ * NULL when that is impossible. */
 const cpu_kernels *yard_cpu_kernels_choose(const char *variant);
 
 /* Scratch of one thread; lay_out() in cpu.c sizes it from yard_ops_limits. */

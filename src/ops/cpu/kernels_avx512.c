@@ -372,4 +372,20 @@ const cpu_kernels yard_cpu_kernels_avx512 = {
     .silu_mul = yard_cpu_silu_mul_avx2,
 };
 
+const cpu_kernels yard_cpu_kernels_amx = {
+    .name = "amx",
+    .reason = "asked for; FP8 products on AMX tiles",
+    .convert = &yard_convert_avx2,
+    .decode_pairs = decode_pairs,
+    .dot = dot,
+    .raw_dot = raw_dot,
+    .fp8_dot = yard_cpu_fp8_dot_amx,
+    .codes_to_bf16 = yard_cpu_codes_to_bf16_avx512,
+    .axpy = axpy,
+    .scale = yard_cpu_scale_avx2,
+    .sum_squares = yard_cpu_sum_squares_avx2,
+    .exp_sum = yard_cpu_exp_sum_avx2,
+    .silu_mul = yard_cpu_silu_mul_avx2,
+};
+
 #endif
