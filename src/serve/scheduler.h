@@ -6,16 +6,18 @@
  *     while (yard_scheduler_next(s, now_us, &action))
  *         ... send, cancel or answer, as the action says
  *
- * Choice: the instance with the least work after taking the request, tokens that it holds in its
- * cache counting as no work. That is one which leaves the busiest instance least busy, and among
- * those the one that keeps the second busiest least busy, and so on: a request is worth its cache
- * as long as waiting there costs less than computing the prefix elsewhere. Ties: fewer running
- * tokens, then the lower number.
+ * Choice: the instance where taking the request costs least, tokens that it holds in its cache
+ * counting as none. The cost is the tokens in line there (prompt tokens to be computed, and one for
+ * each unfinished request), plus the request's own that are not cached, plus the delay that these
+ * mean to others: twice the lesser of them and the instance's whole work (they hold it up, and
+ * their pages push out cached ones that will be missed). So a prefix is copied to an idle instance
+ * as soon as waiting for it would take longer, and to a busy one only when it takes much longer.
+ * Ties: fewer running tokens, then the lower number.
  *
- * Work is counted in tokens: prompt tokens still to be computed, and the output that unfinished
- * requests are expected to have (the mean of recent ones, no more than each may have). It comes
- * from the engines' reports, plus what was sent to them since. An engine that has not reported for
- * stale_after_us gets nothing new.
+ * The whole work of an instance is its prompt tokens to be computed and the output that its
+ * unfinished requests are expected to have: the mean of recent ones, no more than each may have.
+ * What is known of an instance is its last report, plus what was sent to it since. One that has not
+ * reported for stale_after_us gets nothing new.
  *
  * Every accepted request ends by exactly one YARD_ACTION_END. One that waits or has streamed
  * nothing survives the loss of its instance, max_attempts times in all, so that a request that

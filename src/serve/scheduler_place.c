@@ -12,6 +12,12 @@ static uint64_t expected_output(const yard_scheduler *s, uint32_t max_new_tokens
     return mean < max_new_tokens ? mean : max_new_tokens;
 }
 
+/* Tokens that the next steps compute anyway. */
+static uint64_t line_of(const instance *x)
+{
+    return x->report.prompt_tokens + x->unseen_prompt_tokens + x->report.n_requests + x->n_unseen;
+}
+
 static uint64_t work_of(const yard_scheduler *s, const instance *x)
 {
     return x->report.prompt_tokens + x->report.n_requests * (uint64_t)s->mean_output +
@@ -36,11 +42,21 @@ static bool takes_requests(const yard_scheduler *s, const instance *x, uint64_t 
     return x->report.n_requests + (uint64_t)x->n_unseen < x->max_requests;
 }
 
+/* Weighing a miss by what it does to others keeps the cache of a loaded group: each prefix computed
+ * twice makes the queues longer and the cache smaller, which makes the next miss likelier, until
+ * every instance computes everything. An idle one has nobody to delay. */
+static uint64_t cost_of(const yard_scheduler *s, const instance *x, uint64_t n_uncached)
+{
+    const uint64_t work = work_of(s, x);
+
+    return line_of(x) + n_uncached + 2 * (n_uncached < work ? n_uncached : work);
+}
+
 /* What an instance is chosen by: the least in this order. */
 typedef struct choice {
     instance *at; /* NULL: nothing is worse */
     bool avoided;
-    uint64_t work, running_tokens;
+    uint64_t cost, running_tokens;
 } choice;
 
 static bool is_better(const choice *a, const choice *b)
@@ -49,8 +65,8 @@ static bool is_better(const choice *a, const choice *b)
         return true;
     if (a->avoided != b->avoided)
         return b->avoided;
-    if (a->work != b->work)
-        return a->work < b->work;
+    if (a->cost != b->cost)
+        return a->cost < b->cost;
     return a->running_tokens < b->running_tokens;
 }
 
@@ -68,7 +84,7 @@ instance *yard_scheduler_choose(yard_scheduler *s, uint64_t now_us, const reques
         instance *x = &s->instances[i];
         const choice this = { .at = x,
                               .avoided = i == r->avoid,
-                              .work = work_of(s, x) + r->n_prompt - cached_tokens(s, i),
+                              .cost = cost_of(s, x, r->n_prompt - cached_tokens(s, i)),
                               .running_tokens = x->report.running_tokens + x->unseen_running };
 
         if (takes_requests(s, x, now_us) && is_better(&this, &best))

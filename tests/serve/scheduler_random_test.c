@@ -119,6 +119,19 @@ static uint64_t running_tokens_of(const world *w, const model_instance *x)
     return n;
 }
 
+static uint64_t cost_at(const world *w, const model_request *new, const model_instance *x)
+{
+    const uint64_t uncached = new->n_prompt - cached_at(new, x), work = work_of(w, x);
+    uint64_t line = x->report.prompt_tokens + x->report.n_requests;
+
+    for (uint32_t i = 0; i < w->n_requests; i++) {
+        const model_request *r = &w->requests[i];
+        if (r->at == SENT && r->instance == x - w->instances && r->serial > x->report.n_seen)
+            line += r->prompt_tokens + 1;
+    }
+    return line + uncached + 2 * (uncached < work ? uncached : work);
+}
+
 /* NULL when none has room. */
 static model_instance *choose(world *w, const model_request *r)
 {
@@ -127,8 +140,7 @@ static model_instance *choose(world *w, const model_request *r)
 
     for (uint32_t i = 0; i < N_INSTANCES; i++) {
         model_instance *x = &w->instances[i];
-        const uint64_t key[3] = { i == r->avoid, work_of(w, x) + r->n_prompt - cached_at(r, x),
-                                  running_tokens_of(w, x) };
+        const uint64_t key[3] = { i == r->avoid, cost_at(w, r, x), running_tokens_of(w, x) };
         int k = 0;
 
         if (!takes_requests(w, x))

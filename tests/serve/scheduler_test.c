@@ -127,7 +127,8 @@ static void ties_go_to_fewer_running_tokens_then_the_lower_number(void **state)
     yard_scheduler_destroy(s);
 }
 
-/* 10 pages are cached at 2; the last token is computed even if its page is. */
+/* 10 pages are cached at 2; the last token is computed even if its page is. There: 7 P - 1 in line,
+ * P of its own, 2 P for the delay; elsewhere 10 P. */
 static void cached_tokens_are_no_work(void **state)
 {
     yard_scheduler *s = make(3);
@@ -135,12 +136,12 @@ static void cached_tokens_are_no_work(void **state)
 
     (void)state;
     hold(s, 2, 7, 10);
-    report(s, 0, 2, 9 * P - 1, 0);
+    report(s, 0, 2, 7 * P - 1, 0);
     submit(s, 7, 10 * P);
     assert_true(yard_scheduler_next(s, 0, &a));
     assert_int_equal(a.instance, 2);
     assert_int_equal(a.n_cached, 9 * P);
-    assert_int_equal(yard_scheduler_work(s, 2), 9 * P - 1 + P + 10);
+    assert_int_equal(yard_scheduler_work(s, 2), 7 * P - 1 + P + 10);
     yard_scheduler_destroy(s);
 }
 
@@ -150,8 +151,21 @@ static void waiting_for_a_cache_has_a_price(void **state)
 
     (void)state;
     hold(s, 2, 7, 10);
-    report(s, 0, 2, 9 * P + 1, 0);
+    report(s, 0, 2, 7 * P + 1, 0);
     assert_int_equal(expect_send(s, 0, submit(s, 7, 10 * P), 1), 0);
+    yard_scheduler_destroy(s);
+}
+
+/* Where there is work, a miss delays it: 3 P each for prompts without a cache. */
+static void a_miss_counts_more_where_it_delays_others(void **state)
+{
+    yard_scheduler *s = make(2);
+
+    (void)state;
+    hold(s, 1, 7, 10);
+    report(s, 0, 0, 20 * P, 0);
+    report(s, 0, 1, 46 * P, 0); /* 46 P + 3 P < 20 P + 30 P */
+    assert_int_equal(expect_send(s, 0, submit(s, 7, 10 * P), 1), 1);
     yard_scheduler_destroy(s);
 }
 
@@ -396,6 +410,7 @@ int main(void)
         cmocka_unit_test(ties_go_to_fewer_running_tokens_then_the_lower_number),
         cmocka_unit_test(cached_tokens_are_no_work),
         cmocka_unit_test(waiting_for_a_cache_has_a_price),
+        cmocka_unit_test(a_miss_counts_more_where_it_delays_others),
         cmocka_unit_test(evicted_and_unknown_pages_do_not_count),
         cmocka_unit_test(a_burst_meets_where_its_prefix_is_being_computed),
         cmocka_unit_test(silent_and_stuck_engines_get_nothing),
