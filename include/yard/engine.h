@@ -202,6 +202,8 @@ typedef struct yard_engine_stats {
     uint64_t n_steps, n_prompt_tokens, n_output_tokens;
     uint64_t n_empty_steps; /* of n_steps: those without a token here, run for the other ranks */
     uint64_t agree_us;      /* spent waiting for the records of other ranks, sleep excluded */
+    uint64_t woken_at_us;   /* when the first step after the last sleep began, on the monotonic
+                               clock; 0: none did */
     uint32_t generation;    /* of the group; counts from 1 */
 } yard_engine_stats;
 

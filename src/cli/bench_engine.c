@@ -10,6 +10,7 @@
 
 #include "cli/args.h"
 #include "cli/bench.h"
+#include "cli/bench_engine_ranks.h"
 #include "engine/engine.h"
 
 enum { MAX_THREADS = 1024, MAX_PROMPT = 1 << 20, MAX_BATCH = 1024 };
@@ -21,11 +22,16 @@ enum {
     KEY_REPEAT,
     KEY_EXACT,
     KEY_VARIANT,
-    KEY_PIN
+    KEY_PIN,
+    KEY_RANKS,
+    KEY_TP,
+    KEY_TRANSPORT
 };
 
 typedef struct engine_args {
-    const char *model, *variant;
+    const char *model, *variant, *transport;
+    uint64_t n_ranks, tp; /* n_ranks 0: in this process */
+    bool threads_given, prompt_given;
     yard_bench_list threads, prompt, batch;
     uint64_t n_decode, n_repeats;
     bool exact, json;
@@ -67,10 +73,21 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     yard_status st = YARD_OK;
 
     switch (key) {
+    case KEY_RANKS:
+        st = yard_cli_parse_u64("--ranks", arg, 1, MAX_THREADS, &a->n_ranks, &err);
+        break;
+    case KEY_TP:
+        st = yard_cli_parse_u64("--tp", arg, 1, MAX_THREADS, &a->tp, &err);
+        break;
+    case KEY_TRANSPORT:
+        a->transport = arg;
+        break;
     case KEY_THREADS:
+        a->threads_given = true;
         st = yard_bench_parse_list("--threads", arg, MAX_THREADS, &a->threads, &err);
         break;
     case KEY_PROMPT:
+        a->prompt_given = true;
         st = yard_bench_parse_list("--prompt-tokens", arg, MAX_PROMPT, &a->prompt, &err);
         break;
     case KEY_BATCH:
@@ -117,6 +134,13 @@ static const struct argp_option option_list[] = {
     { "pin", KEY_PIN, "WHERE", 0, YARD_CLI_PIN_HELP, 0 },
     { "cpu-variant", KEY_VARIANT, "NAME", 0,
       "c, avx2, avx512 or amx (default: the best of the first three)", 0 },
+    { "ranks", KEY_RANKS, "N", 0,
+      "On N ranks, beside one rank: decode, what a group costs beside computing, start. --threads "
+      "(default 1) are those of a rank, --batch the requests of an instance, --prompt-tokens one "
+      "number (default 16)",
+      1 },
+    { "tp", KEY_TP, "T", 0, "Ranks of an instance (default 1)", 1 },
+    { "transport", KEY_TRANSPORT, "NAME", 0, "As of generate (default: shm)", 1 },
     { "json", 'j', NULL, 0, "One JSON object a row", 0 },
     { 0 },
 };
@@ -132,7 +156,8 @@ static const struct argp engine_argp = {
            "of a step once with as many threads; a batch is taken to choose its experts evenly.\n\n"
            "Examples:\n"
            "  switchyard bench engine\n"
-           "  switchyard bench engine models/demo --threads 2 --batch 1,4,16 --json\n",
+           "  switchyard bench engine models/demo --threads 2 --batch 1,4,16 --json\n"
+           "  switchyard bench engine models/demo --ranks 2 --batch 1,8\n",
 };
 
 /* Any ids do, but the same in every run. Sequence j begins at the j-th one, so that sequences of
@@ -448,12 +473,45 @@ static yard_status allocate(engine_bench *b, yard_error *err)
     return YARD_OK;
 }
 
+static yard_status run_ranks(engine_bench *b, yard_error *err)
+{
+    const engine_args *a = &b->args;
+    const yard_bench_ranks ranks = { .model = a->model,
+                                     .variant = a->variant,
+                                     .transport = a->transport,
+                                     .n_ranks = (uint32_t)a->n_ranks,
+                                     .tp = (uint32_t)a->tp,
+                                     .n_threads = a->threads_given ? a->threads.value[0] : 1,
+                                     .n_prompt = a->prompt_given ? a->prompt.value[0] : 16,
+                                     .n_decode = (uint32_t)a->n_decode,
+                                     .n_repeats = (uint32_t)a->n_repeats,
+                                     .batch = a->batch,
+                                     .pin = (yard_thread_place)a->pin,
+                                     .exact = a->exact,
+                                     .json = a->json };
+
+    if (a->n_ranks % a->tp != 0)
+        return yard_fail(err, YARD_EINVAL, "--ranks: want a multiple of --tp %llu, got %llu",
+                         (unsigned long long)a->tp, (unsigned long long)a->n_ranks);
+    return yard_bench_engine_ranks(&ranks, &b->n_wrong, err);
+}
+
+static yard_status run_here(engine_bench *b, yard_error *err)
+{
+    yard_status st = allocate(b, err);
+
+    for (uint32_t i = 0; i < b->args.threads.n && st == YARD_OK; i++)
+        st = run_threads(b, i, err);
+    return st;
+}
+
 int yard_bench_engine(int argc, char **argv)
 {
     engine_bench b = { .args = { .model = "models/demo",
                                  .threads = { 2, { 1, 2 } },
                                  .prompt = { 2, { 128, 512 } },
                                  .batch = { 2, { 1, 8 } },
+                                 .tp = 1,
                                  .n_decode = 64,
                                  .n_repeats = 5 } };
     yard_error err = { 0 };
@@ -461,14 +519,11 @@ int yard_bench_engine(int argc, char **argv)
     int rc;
 
     yard_cli_parse_args(&engine_argp, "switchyard bench engine", argc, argv, &b.args);
-    st = allocate(&b, &err);
-    if (st == YARD_OK)
-        yard_bench_print_head(b.args.json);
-    for (uint32_t i = 0; i < b.args.threads.n && st == YARD_OK; i++)
-        st = run_threads(&b, i, &err);
+    yard_bench_print_head(b.args.json);
+    st = b.args.n_ranks ? run_ranks(&b, &err) : run_here(&b, &err);
     if (st == YARD_OK && b.n_wrong > 0)
-        st = yard_fail(&err, YARD_EDEVICE, "%llu of %llu rows gave other ids than a request alone",
-                       (unsigned long long)b.n_wrong, (unsigned long long)b.n_rows);
+        st = yard_fail(&err, YARD_EDEVICE, "%llu rows gave other ids than a request alone",
+                       (unsigned long long)b.n_wrong);
     rc = yard_cli_close_stdout("bench engine");
     if (st != YARD_OK)
         rc = yard_cli_fail("bench engine", &err);

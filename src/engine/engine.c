@@ -248,6 +248,7 @@ void yard_engine_get_stats(const yard_engine *e, yard_engine_stats *out)
                                 .n_output_tokens = e->n_output_tokens,
                                 .n_empty_steps = e->n_empty_steps,
                                 .agree_us = e->agree_us,
+                                .woken_at_us = e->woken_at_us,
                                 .generation = e->records.generation };
 }
 

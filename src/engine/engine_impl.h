@@ -70,6 +70,7 @@ struct yard_engine {
     yard_records records;
     uint64_t timeout_us, start_timeout_us;
     yard_status broken;   /* why the group is over; YARD_OK: it is not */
+    bool slept;           /* no step ran since */
     bool finished, ended; /* nothing comes here any more; nor to any rank */
     _Atomic bool woken;
     command *command_head, *command_tail;
@@ -77,7 +78,7 @@ struct yard_engine {
     uint32_t n_pending;           /* requests among those not taken */
 
     event_queue events;
-    uint64_t n_steps, n_prompt_tokens, n_output_tokens, n_empty_steps, agree_us;
+    uint64_t n_steps, n_prompt_tokens, n_output_tokens, n_empty_steps, agree_us, woken_at_us;
     yard_error err;
     char description[256];
 };

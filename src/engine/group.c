@@ -133,6 +133,7 @@ yard_status yard_group_plan(yard_engine *e, yard_step_plan *plan)
     st = yard_records_post(&e->records, &mine, &e->err);
     if (st != YARD_OK)
         return yard_group_break(e, st);
+    e->slept = e->slept || yard_records_asleep(&e->records);
     if (yard_records_asleep(&e->records))
         return YARD_OK;
     begun_us = yard_now_us();

@@ -1,7 +1,7 @@
 #include "engine/pod_process.h"
 
 #include <errno.h>
-#include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/prctl.h>
@@ -11,6 +11,29 @@
 #include <unistd.h>
 
 enum { LOOK_US = 1000 };
+
+/* Ranks that pin their threads do so within their share of the processors: rank r of this pod gets
+ * r * n / n_ranks .. of n, or one in turn when there are more ranks. */
+static void take_share(uint32_t r, uint32_t n_ranks)
+{
+    cpu_set_t all, mine;
+    uint32_t n_cpus, first, end, n = 0;
+
+    if (sched_getaffinity(0, sizeof(all), &all) != 0)
+        return;
+    n_cpus = (uint32_t)CPU_COUNT(&all);
+    first = n_ranks <= n_cpus ? r * n_cpus / n_ranks : r % n_cpus;
+    end = n_ranks <= n_cpus ? (r + 1) * n_cpus / n_ranks : first + 1;
+    CPU_ZERO(&mine);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &all))
+            continue;
+        if (n >= first && n < end)
+            CPU_SET(cpu, &mine);
+        n++;
+    }
+    sched_setaffinity(0, sizeof(mine), &mine);
+}
 
 /* In the child; does not return. Ctrl-C of a terminal goes to all its processes: the parent decides
  * what it means. */
@@ -22,6 +45,8 @@ static void become_rank(const yard_pod_rank_config *config, int fd, pid_t parent
         _exit(1);
     signal(SIGINT, SIG_IGN);
     signal(SIGTERM, SIG_DFL);
+    if (config->engine.pin != YARD_THREADS_ANYWHERE)
+        take_share(config->rank % n_others, n_others);
     for (uint32_t i = 0; i < n_others; i++)
         if (others[i].pid > 0)
             close(others[i].wire.fd);

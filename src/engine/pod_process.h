@@ -16,7 +16,7 @@ typedef struct yard_pod_process {
     bool finished;  /* its group has */
 } yard_pod_process;
 
-/* Forks; others [n_others] are the processes whose sockets the child must not keep. Errors:
+/* Forks; others [n_others] are the pod's processes, whose sockets the child must not keep. Errors:
  * YARD_EIO. */
 yard_status yard_pod_process_start(yard_pod_process *p, const yard_pod_rank_config *config,
                                    const yard_pod_process *others, uint32_t n_others,

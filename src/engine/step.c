@@ -197,6 +197,9 @@ yard_status yard_engine_step(yard_engine *e)
     gather_rows(e, plan.prefill_tokens);
     e->n_empty_steps += yard_model_step(e->model)->n_tokens == 0;
     st = yard_group_post(e);
+    if (e->slept)
+        e->woken_at_us = yard_now_us();
+    e->slept = false;
     if (st == YARD_OK)
         st = yard_model_forward(e->model, schedules[plan.schedule], &e->err);
     if (st != YARD_OK)

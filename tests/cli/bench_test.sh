@@ -46,6 +46,21 @@ PY
 expect 0 engine models/demo --threads 1 --prompt-tokens 8 --batch 1 --decode-tokens 2 --repeat 1
 [ "$(wc -l <"$dir/out")" -eq 3 ] || fail "the table: want a head and 2 rows, got: $(cat "$dir/out")"
 
+# ---- engine on several ranks ----
+expect 1 engine --ranks 3 --tp 2
+grep -q 'want a multiple of --tp 2, got 3' "$dir/err" || fail "ranks and TP: $(cat "$dir/err")"
+expect 0 engine --ranks 2 --batch 1,3 --decode-tokens 4 --repeat 2 --json
+python3 - "$dir/out" <<'PY' || fail "rows of ranks"
+import json, sys
+rows = [json.loads(line) for line in open(sys.argv[1])]
+phases = [(row["ranks"], row["case"]["phase"]) for row in rows]
+assert phases == [(1, "start"), (1, "decode"), (1, "decode"), (2, "start"), (2, "decode"), (2, "decode"),
+                  (2, "agreement"), (2, "idle"), (2, "wake")], phases
+assert all(row["verified"] and row["bench"] == "engine-ranks" for row in rows), rows
+assert [row["case"]["tokens"] for row in rows if row["case"]["phase"] == "decode"] == [1, 3, 2, 6], rows
+PY
+expect 0 engine --ranks 2 --tp 2 --batch 1 --decode-tokens 4 --repeat 2
+
 # ---- load: every rank reads what it holds ----
 expect 2 load --ranks 0
 expect 1 load "$dir/nowhere"

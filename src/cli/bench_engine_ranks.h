@@ -1,0 +1,22 @@
+/* The rows of `bench engine --ranks`. */
+#ifndef YARD_CLI_BENCH_ENGINE_RANKS_H
+#define YARD_CLI_BENCH_ENGINE_RANKS_H
+
+#include "cli/bench.h"
+#include "engine/engine.h"
+
+typedef struct yard_bench_ranks {
+    const char *model, *variant, *transport;
+    uint32_t n_ranks, tp, n_threads; /* threads of each rank */
+    uint32_t n_prompt, n_decode, n_repeats;
+    yard_bench_list batch; /* requests of an instance at once */
+    yard_thread_place pin;
+    bool exact, json;
+} yard_bench_ranks;
+
+/* Decode on one rank and on n_ranks, then what a group costs beside computing: the wait for
+ * records, the sleep, the way from asleep to the first layer, the start. *n_wrong counts rows whose
+ * ids are not those of one rank (TP 1) or of the first run (TP > 1, where rounding differs). */
+yard_status yard_bench_engine_ranks(const yard_bench_ranks *b, uint64_t *n_wrong, yard_error *err);
+
+#endif
