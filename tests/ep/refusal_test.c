@@ -201,6 +201,42 @@ static void differing_configs_are_refused(void **state)
         test_run(3, run_odd, &odd_rank);
 }
 
+/* Replicas of an instance that do not send the same routing: both are told, with both values. */
+static void run_replicas(const yard_fabric_config *config, void *ctx)
+{
+    const bool fewer = ctx != NULL;
+    yard_ep_config c = tiny_config();
+    yard_fabric_config fabric = *config;
+    float x[24] = { 0 }, weight[6] = { 0 }, expert_x[96];
+    int32_t expert[6] = { 0, 1, 2, 3, 0, 1 }, count[2], n = 3;
+    yard_error err = { 0 };
+    yard_ep *ep = NULL;
+    yard_ep_round *round;
+
+    c.tp = 2;
+    c.fabric_config = &fabric;
+    CHECK(yard_ep_create(&ep, &c, &err) == YARD_OK);
+    round = yard_ep_get_round(ep, 0);
+    if (config->rank == 1 && fewer)
+        n = 2;
+    else if (config->rank == 1)
+        weight[4] = 0.25f;
+    CHECK(yard_ep_dispatch_send(round, x, NULL, expert, weight, &n, NULL) == YARD_OK);
+    CHECK(yard_ep_dispatch_recv(round, expert_x, NULL, count, NULL, NULL) == YARD_EINVAL);
+    CHECK_TEXT(yard_ep_error(ep), fewer ? "ranks 0 and 1 are replicas of one instance, want the "
+                                          "same routing, got 3 and 2 tokens (hash "
+                                        : "got 3 and 3 tokens (hash ");
+    CHECK(yard_ep_poll(ep) == YARD_EINVAL);
+    yard_ep_destroy(ep);
+}
+
+static void differing_replicas_are_refused(void **state)
+{
+    (void)state;
+    test_run(2, run_replicas, NULL);
+    test_run(2, run_replicas, "fewer");
+}
+
 /* ---- borrowed fabrics -------------------------------------------------------------------- */
 
 static yard_fabric *borrowed_fabric(const yard_fabric_config *config, const char *transport)
@@ -270,6 +306,7 @@ int main(void)
         cmocka_unit_test(wrong_configs_are_refused),
         cmocka_unit_test(uninitialised_configs_are_refused),
         cmocka_unit_test(differing_configs_are_refused),
+        cmocka_unit_test(differing_replicas_are_refused),
         cmocka_unit_test(borrowed_fabrics_are_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

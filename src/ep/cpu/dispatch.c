@@ -279,9 +279,11 @@ static yard_status check_header(yard_ep_round *round, uint32_t source)
                          (unsigned long long)round->epoch);
     if (h->routing_hash != first->routing_hash || h->n_tokens != first->n_tokens)
         return yard_fail(&ep->err, YARD_EINVAL,
-                         "dispatch_recv: ranks %u and %u are replicas of one instance, but their "
-                         "routing differs",
-                         source - source % ep->config.tp, source);
+                         "dispatch_recv: ranks %u and %u are replicas of one instance, want the "
+                         "same routing, got %u and %u tokens (hash %llx and %llx)",
+                         source - source % ep->config.tp, source, first->n_tokens, h->n_tokens,
+                         (unsigned long long)first->routing_hash,
+                         (unsigned long long)h->routing_hash);
     return YARD_OK;
 }
 
