@@ -218,9 +218,34 @@ void yard_peer_mark(yard_fabric *f, uint32_t rank, yard_peer_state state, int wh
         f->ops->wake(f);
 }
 
-void yard_peer_reason(const yard_fabric *f, uint32_t rank, char *text, size_t n_text)
+/* Next notice of a peer, which the caller may look at before the control thread gets to it: the
+ * peer's other connections can bring its end sooner. */
+static ssize_t take_notice(yard_fabric *f, uint32_t rank, int flags, notice *got)
 {
-    const uint32_t on = atomic_load(&f->peers[rank].gave_up_on);
+    ssize_t n;
+
+    pthread_mutex_lock(&f->control_lock);
+    n = recv(f->peers[rank].control_fd, got, sizeof(*got), flags | MSG_DONTWAIT);
+    if (n == sizeof(*got) && got->kind == GAVE_UP)
+        atomic_store(&f->peers[rank].gave_up_on, got->rank);
+    pthread_mutex_unlock(&f->control_lock);
+    return n;
+}
+
+/* The rank that a peer gave up on, UINT32_MAX if it did not. */
+static uint32_t gave_up_on(yard_fabric *f, uint32_t rank)
+{
+    yard_peer *p = &f->peers[rank];
+    notice got;
+
+    if (atomic_load(&p->gave_up_on) == UINT32_MAX && p->control_fd >= 0)
+        take_notice(f, rank, MSG_PEEK, &got);
+    return atomic_load(&p->gave_up_on);
+}
+
+void yard_peer_reason(yard_fabric *f, uint32_t rank, char *text, size_t n_text)
+{
+    const uint32_t on = gave_up_on(f, rank);
 
     text[0] = '\0';
     if (on != UINT32_MAX)
@@ -243,7 +268,7 @@ yard_status yard_peer_fail(yard_fabric *f, uint32_t rank)
 
 void yard_peer_give_up(yard_fabric *f, uint32_t rank)
 {
-    const uint32_t theirs = atomic_load(&f->peers[rank].gave_up_on);
+    const uint32_t theirs = gave_up_on(f, rank);
     const notice told = { .kind = GAVE_UP, .rank = theirs != UINT32_MAX ? theirs : rank };
 
     if (f->gave_up || !f->control_runs)
@@ -258,15 +283,13 @@ static void read_control(yard_fabric *f, uint32_t rank)
 {
     const int fd = f->peers[rank].control_fd;
     notice got = { 0 };
-    const ssize_t n = recv(fd, &got, sizeof(got), 0);
+    const ssize_t n = take_notice(f, rank, 0, &got);
     const int code = n < 0 ? errno : 0;
 
     if (n < 0 && (code == EAGAIN || code == EWOULDBLOCK || code == EINTR))
         return;
-    if (n == sizeof(got) && got.kind == GAVE_UP) {
-        atomic_store(&f->peers[rank].gave_up_on, got.rank);
+    if (n == sizeof(got) && got.kind == GAVE_UP)
         return;
-    }
     epoll_ctl(f->control_epoll, EPOLL_CTL_DEL, fd, NULL);
     if (n == sizeof(got) && got.kind == BYE)
         yard_peer_mark(f, rank, YARD_PEER_LEFT, 0);

@@ -185,6 +185,7 @@ static yard_fabric *allocate(uint32_t rank, uint32_t n_ranks, size_t heap_bytes,
     f->n_nodes = 1;
     f->heap_bytes = heap_bytes;
     f->listen_unix = f->listen_tcp = f->control_epoll = f->control_stop = -1;
+    pthread_mutex_init(&f->control_lock, NULL);
     atomic_store(&f->first_lost, UINT32_MAX);
     for (uint32_t r = 0; r < n_ranks; r++) {
         f->peers[r].control_fd = -1;
@@ -346,6 +347,7 @@ void yard_fabric_destroy(yard_fabric *f)
     if (f->ops && f->ops->close)
         f->ops->close(f);
     yard_control_close(f); /* after it: "left" says that everything sent is on its way */
+    pthread_mutex_destroy(&f->control_lock);
     free(f->peers);
     free(f);
 }

@@ -76,6 +76,7 @@ struct yard_fabric {
 
     /* The control thread watches the peers' connections. */
     pthread_t control_thread;
+    pthread_mutex_t control_lock; /* reading a notice and entering what it says */
     bool control_runs, gave_up;
     int control_epoll, control_stop; /* -1: none */
     _Atomic uint32_t first_lost;     /* rank, or UINT32_MAX */
@@ -110,7 +111,7 @@ yard_status yard_peer_fail(yard_fabric *f, uint32_t rank);
 void yard_peer_give_up(yard_fabric *f, uint32_t rank);
 
 /* "" or " after it gave up on rank 2", for a message that blames a rank. */
-void yard_peer_reason(const yard_fabric *f, uint32_t rank, char *text, size_t n_text);
+void yard_peer_reason(yard_fabric *f, uint32_t rank, char *text, size_t n_text);
 
 /* The signal word at a heap offset that was checked. */
 static inline _Atomic uint64_t *yard_signal_word(const yard_fabric *f, yard_sym sig)
