@@ -69,11 +69,8 @@ static void engine_counts(void **state)
 {
     yard_model_config c;
     yard_param_count n;
-    yard_rank_memory rank;
     yard_plan_model m;
     yard_plan_params p;
-    yard_plan_memory memory;
-    yard_plan_config point = config("h200", 8, 1, 1);
 
     (void)state;
     assert_int_equal(yard_model_config_load(&c, "models/demo", NULL, NULL), YARD_OK);
@@ -82,14 +79,29 @@ static void engine_counts(void **state)
     yard_plan_count_params(&m, &p);
     assert_int_equal(p.total, n.total);
     assert_int_equal(p.active, n.active);
-    assert_int_equal(yard_synth_dimensions(&c, "deepseek-v3", NULL), YARD_OK);
-    for (uint32_t tp = 1; tp <= 8; tp *= 2) {
-        const yard_layout layout = { 8, 8 / tp, tp };
-        point.tp = tp;
-        assert_int_equal(yard_model_rank_memory(&c, layout, 0, &rank, NULL), YARD_OK);
-        assert_int_equal(yard_plan_memory_of(&point, false, &memory, NULL), YARD_OK);
-        near("weights", memory.weights_gb, (double)rank.weight_bytes * 1e-9, 0.03);
-    }
+}
+
+/* And so do they agree on memory, for each architecture and layout. */
+static void engine_memory(void **state)
+{
+    static const char *const names[] = { "deepseek-v3", "deepseek-v2-lite", "kimi-k2",
+                                         "mixtral-8x7b" };
+    yard_plan_config point = config("h200", 8, 1, 1);
+
+    (void)state;
+    for (size_t i = 0; i < COUNT(names); i++)
+        for (uint32_t tp = 1; tp <= 8; tp *= 2) {
+            const yard_layout layout = { 8, 8 / tp, tp };
+            yard_rank_memory rank;
+            yard_plan_memory memory;
+            yard_model_config c;
+            assert_int_equal(yard_synth_dimensions(&c, names[i], NULL), YARD_OK);
+            point.model = yard_plan_model_find(names[i]);
+            point.tp = tp;
+            assert_int_equal(yard_model_rank_memory(&c, layout, 0, &rank, NULL), YARD_OK);
+            assert_int_equal(yard_plan_memory_of(&point, false, &memory, NULL), YARD_OK);
+            near(names[i], memory.weights_gb, (double)rank.weight_bytes * 1e-9, 0.03);
+        }
 }
 
 static void memory_per_gpu(void **state)
@@ -241,11 +253,17 @@ static void ridge(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(parameters),     cmocka_unit_test(engine_counts),
-        cmocka_unit_test(memory_per_gpu), cmocka_unit_test(exchange_buffers),
-        cmocka_unit_test(layer_kernels),  cmocka_unit_test(layers),
-        cmocka_unit_test(group_gemm),     cmocka_unit_test(dense_layer_and_head),
-        cmocka_unit_test(single_node),    cmocka_unit_test(ridge),
+        cmocka_unit_test(parameters),
+        cmocka_unit_test(engine_counts),
+        cmocka_unit_test(engine_memory),
+        cmocka_unit_test(memory_per_gpu),
+        cmocka_unit_test(exchange_buffers),
+        cmocka_unit_test(layer_kernels),
+        cmocka_unit_test(layers),
+        cmocka_unit_test(group_gemm),
+        cmocka_unit_test(dense_layer_and_head),
+        cmocka_unit_test(single_node),
+        cmocka_unit_test(ridge),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
