@@ -25,7 +25,7 @@ typedef struct encoder {
     bool added_tokens;
     yard_error *err;
     yard_matcher matcher;
-    const char *beginning; /* of the text, as the function at hand sees it */
+    const char *beginning; /* of the text; Metaspace's texts have no normalizer */
 
     int32_t *ids;
     size_t n_ids, max_ids;
@@ -400,10 +400,6 @@ static yard_status encode_raw(encoder *e, const char *text, size_t n_bytes)
 
     if (st != YARD_OK)
         return st;
-    if (text != e->beginning)
-        e->beginning = NULL;
-    else if (normalized)
-        e->beginning = normalized;
     if (normalized) {
         text = normalized;
         n_bytes = n_normalized;
