@@ -80,10 +80,10 @@ yard_status yard_memory_check(const yard_fabric *f, yard_error *err)
 {
     const uint64_t there = read_meminfo("MemAvailable") + read_meminfo("SwapFree");
     const uint64_t limit = group_limit();
-    uint32_t n_here = 0;
+    uint32_t n_here = 1; /* this one */
 
     for (uint32_t r = 0; r < f->n_ranks; r++)
-        n_here += f->peers[r].node == f->peers[f->rank].node;
+        n_here += r != f->rank && f->peers[r].node == f->peers[f->rank].node;
     if (there > 0 && f->heap_bytes > there / n_here)
         return yard_fail(err, YARD_ENOMEM,
                          "fabric: heap: want %u x %zu bytes for the ranks of this node, there are "
