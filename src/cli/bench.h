@@ -12,6 +12,7 @@ int yard_bench_engine(int argc, char **argv);
 int yard_bench_load(int argc, char **argv);
 int yard_bench_ep(int argc, char **argv);
 int yard_bench_ops(int argc, char **argv);
+int yard_bench_roofline(int argc, char **argv);
 
 /* One measured case. */
 typedef struct yard_bench_row {

@@ -23,7 +23,7 @@ enum {
     KEY_REPEAT
 };
 
-static const yard_bench_ops_device *const devices[] = { &yard_bench_ops_cpu };
+static const yard_bench_ops_device *const devices[] = { &yard_bench_ops_cpu, &yard_bench_ops_cuda };
 enum { N_DEVICES = sizeof(devices) / sizeof(devices[0]) };
 
 typedef struct ops_args {
@@ -158,8 +158,11 @@ static const size_t max_sets_bytes = (size_t)3 << 30;
 
 static void release(run *r)
 {
-    for (uint32_t i = 0; i < r->n_sets && r->sets; i++)
+    for (uint32_t i = 0; i < r->n_sets && r->sets; i++) {
+        if (r->sets[i].prepared)
+            r->ops->release_prepared(r->stream, r->sets[i].prepared);
         free(r->sets[i].w);
+    }
     yard_pages_free(r->host.arena.base, r->set_bytes);
     free(r->host.w);
     free(r->sets);
@@ -222,6 +225,8 @@ static yard_status place_sets(ops_bench *b, run *r, yard_error *err)
         set->arena.size_bytes = r->set_bytes;
         r->c->place(r->c, &r->size, set, false);
         b->device->upload(set->arena.base, r->host.arena.base, r->set_bytes);
+        if (r->c->prepare && !b->device->in_place)
+            st = r->c->prepare(r->ops, r->stream, &r->host, set, err);
     }
     return st;
 }
@@ -393,10 +398,34 @@ static yard_status walk(ops_bench *b, uint32_t *n_found, case_fn fn, yard_error 
     return st;
 }
 
+/* Tables that grow operation by operation do not have all of them. */
+static bool has_op(const yard_ops *ops, const char *op)
+{
+    static const struct {
+        const char *name;
+        size_t at;
+    } list[] = {
+#define OP(name) { #name, offsetof(yard_ops, name) }
+        OP(linear),      OP(grouped_linear), OP(head_linear),    OP(mla_decode),
+        OP(mla_prefill), OP(moe_route),      OP(moe_scatter),    OP(moe_gather),
+        OP(rope_q),      OP(rope_append_kv), OP(rms_norm_quant), OP(silu_mul_quant),
+        OP(gqa_attend),  OP(gqa_append_kv),  OP(quantise),       OP(residual_add),
+#undef OP
+    };
+    void (*fn)(void) = NULL;
+
+    for (size_t i = 0; i < sizeof(list) / sizeof(list[0]); i++)
+        if (!strcmp(list[i].name, op))
+            memcpy(&fn, (const char *)ops + list[i].at, sizeof(fn));
+    return fn != NULL;
+}
+
 static yard_status bench_tokens(ops_bench *b, const yard_bench_ops_case *c, yard_error *err)
 {
     yard_status st = YARD_OK;
 
+    if (!has_op(b->ops, c->op))
+        return YARD_OK;
     for (uint32_t i = 0; i < b->args.tokens.n && !st; i++)
         st = bench_case(b, c, b->args.tokens.value[i], err);
     return st;
@@ -434,7 +463,10 @@ static yard_status find_device(ops_bench *b, yard_error *err)
         if (!strcmp(devices[i]->name, b->args.device))
             b->device = devices[i];
     if (!b->device)
-        return yard_fail(err, YARD_ENOTSUP, "--device: want cpu (all this build has), got '%s'",
+        return yard_fail(err, YARD_ENOTSUP, "--device: want cpu or cuda, got '%s'", b->args.device);
+    if (!yard_ops_find(b->device->name))
+        return yard_fail(err, YARD_ENOTSUP,
+                         "--device: this build has no %s: it was made without nvcc",
                          b->args.device);
     return YARD_OK;
 }
@@ -449,6 +481,7 @@ static yard_status find_model(ops_bench *b, yard_error *err)
 /* One of the device's tables. */
 static yard_status bench_table(ops_bench *b, const char *name, yard_error *err)
 {
+    yard_ops_config config = b->config;
     yard_status st;
     uint32_t n;
 
@@ -456,7 +489,9 @@ static yard_status bench_table(ops_bench *b, const char *name, yard_error *err)
     b->ops = b->device->table(name);
     if (!b->ops)
         return YARD_OK;
-    st = b->ops->open(&b->stream, &b->config, err);
+    if (b->device->tables_are_variants)
+        config.variant = name;
+    st = b->ops->open(&b->stream, &config, err);
     if (!st)
         st = walk(b, &n, bench_tokens, err);
     if (b->stream)

@@ -31,11 +31,15 @@ typedef struct yard_bench_ops_device {
      * that the hardware reaches in this very run; not above 0 when that failed. */
     double (*read_rate)(const yard_ops_config *config);
     double (*flop_rate)(const yard_ops_config *config, yard_dtype x);
+    /* Operations read weights where they lie; otherwise the table's prepare brings them there. */
+    bool in_place;
+    /* Tables are variants of one, by their names; otherwise the command line picks the variant. */
+    bool tables_are_variants;
     /* The duration of fn(ctx), which enqueues one call. */
     double (*time_us)(const yard_ops *ops, yard_stream s, void (*fn)(void *ctx), void *ctx);
 } yard_bench_ops_device;
 
-extern const yard_bench_ops_device yard_bench_ops_cpu;
+extern const yard_bench_ops_device yard_bench_ops_cpu, yard_bench_ops_cuda;
 
 /* ---- cases ------------------------------------------------------------------------------- */
 
@@ -85,6 +89,7 @@ typedef struct yard_bench_ops_set {
     } args;
     yard_batch batch;
     yard_matrix *w; /* of grouped_linear: a host array, malloc'd, freed with the set */
+    struct yard_prepared *prepared; /* of products on devices that are not in place */
     int32_t *n_rows;
     yard_bench_ops_fill fills[BENCH_OPS_MAX_FILLS];
     uint32_t n_fills;
@@ -102,6 +107,9 @@ typedef struct yard_bench_ops_case {
     void (*place)(const struct yard_bench_ops_case *c, const yard_bench_ops_size *size,
                   yard_bench_ops_set *set, bool host);
     void (*run)(const yard_ops *ops, yard_stream s, const yard_bench_ops_set *set);
+    /* Puts what the table prepares from host's weights into set; NULL: no weights. */
+    yard_status (*prepare)(const yard_ops *ops, yard_stream s, const yard_bench_ops_set *host,
+                           yard_bench_ops_set *set, yard_error *err);
     /* Cuts a call to a piece that the definition computes quickly. */
     void (*shrink)(yard_bench_ops_set *set);
     /* Bytes that must move, operations, and the text of the shape. */

@@ -218,5 +218,6 @@ const yard_bench_ops_device yard_bench_ops_cpu = {
     .cache_bytes = cache_bytes,
     .read_rate = read_rate,
     .flop_rate = flop_rate,
+    .in_place = true,
     .time_us = time_us,
 };

@@ -114,12 +114,12 @@ static void count_append(const yard_bench_ops_case *c, const yard_bench_ops_size
 const yard_bench_ops_case *yard_bench_ops_gqa(uint32_t *n)
 {
     static const yard_bench_ops_case list[] = {
-        { "gqa_attend", "decode", has_kv_heads, place_attend, run_attend, shrink_attend,
+        { "gqa_attend", "decode", has_kv_heads, place_attend, run_attend, NULL, shrink_attend,
           count_attend, YARD_BF16, DECODE },
-        { "gqa_attend", "prefill", has_kv_heads, place_attend, run_attend, shrink_attend,
+        { "gqa_attend", "prefill", has_kv_heads, place_attend, run_attend, NULL, shrink_attend,
           count_attend, YARD_BF16, PREFILL },
-        { "gqa_append_kv", "", has_kv_heads, place_append, run_append, shrink_append, count_append,
-          YARD_F32, 0 },
+        { "gqa_append_kv", "", has_kv_heads, place_append, run_append, NULL, shrink_append,
+          count_append, YARD_F32, 0 },
     };
 
     *n = sizeof(list) / sizeof(list[0]);

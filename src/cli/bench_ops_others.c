@@ -605,7 +605,7 @@ static void count_residual(const yard_bench_ops_case *c, const yard_bench_ops_si
 
 #define CASE(op, applies, name, shrink, x)                                                         \
     {                                                                                              \
-        op, "", applies, place_##name, run_##name, shrink, count_##name, x, 0                      \
+        op, "", applies, place_##name, run_##name, NULL, shrink, count_##name, x, 0                \
     }
 
 const yard_bench_ops_case *yard_bench_ops_others(uint32_t *n)

@@ -92,6 +92,7 @@ static void place_linear(const yard_bench_ops_case *c, const yard_bench_ops_size
     dimensions(size->model, c->id, &rows, &cols);
     *a = (yard_linear_args){
         .n_rows = yard_bench_ops_take_count(set, size->n_tokens, host),
+        .max_rows = size->n_tokens,
         .x = yard_bench_ops_take_rows(set, dtype, size->n_tokens, cols, true),
         .w = yard_bench_ops_take_matrix(set, dtype, rows, cols, size->model->block_rows),
         .y = yard_bench_ops_take_rows(set, c->id == HEAD || c->id == ROUTER ? YARD_F32 : YARD_BF16,
@@ -103,6 +104,15 @@ static void place_linear(const yard_bench_ops_case *c, const yard_bench_ops_size
 static void run_linear(const yard_ops *ops, yard_stream s, const yard_bench_ops_set *set)
 {
     ops->linear(s, &set->args.linear);
+}
+
+static yard_status prepare_linear(const yard_ops *ops, yard_stream s,
+                                  const yard_bench_ops_set *host, yard_bench_ops_set *set,
+                                  yard_error *err)
+{
+    const yard_prepare_args a = { .parts = &host->args.linear.w, .n_matrices = 1, .n_parts = 1 };
+
+    return ops->prepare(&set->prepared, &set->args.linear.w, s, &a, err);
 }
 
 static void shrink_linear(yard_bench_ops_set *set)
@@ -173,6 +183,7 @@ static void place_grouped(const yard_bench_ops_case *c, const yard_bench_ops_siz
     *a = (yard_grouped_linear_args){
         .n_groups = n,
         .offset = offset,
+        .max_rows = (uint32_t)n_rows,
         .x = yard_bench_ops_take_rows(set, dtype, n_rows, cols, true),
         .w = set->w,
         .y = yard_bench_ops_take_rows(set, YARD_BF16, n_rows, rows, false),
@@ -185,6 +196,17 @@ static void place_grouped(const yard_bench_ops_case *c, const yard_bench_ops_siz
 static void run_grouped(const yard_ops *ops, yard_stream s, const yard_bench_ops_set *set)
 {
     ops->grouped_linear(s, &set->args.grouped);
+}
+
+static yard_status prepare_grouped(const yard_ops *ops, yard_stream s,
+                                   const yard_bench_ops_set *host, yard_bench_ops_set *set,
+                                   yard_error *err)
+{
+    const yard_prepare_args a = { .parts = host->w,
+                                  .n_matrices = host->args.grouped.n_groups,
+                                  .n_parts = 1 };
+
+    return ops->prepare(&set->prepared, set->w, s, &a, err);
 }
 
 /* The first rows, whosever they are. */
@@ -241,6 +263,7 @@ static void place_head(const yard_bench_ops_case *c, const yard_bench_ops_size *
 
     *a = (yard_head_linear_args){
         .n_rows = yard_bench_ops_take_count(set, size->n_tokens, host),
+        .max_rows = size->n_tokens,
         .n_heads = m->n_heads,
         .head_rows = c->id == K_B ? m->nope_dims : m->v_dims,
         .head_stride = head_rows,
@@ -260,6 +283,17 @@ static void place_head(const yard_bench_ops_case *c, const yard_bench_ops_size *
 static void run_head(const yard_ops *ops, yard_stream s, const yard_bench_ops_set *set)
 {
     ops->head_linear(s, &set->args.head);
+}
+
+static yard_status prepare_head(const yard_ops *ops, yard_stream s, const yard_bench_ops_set *host,
+                                yard_bench_ops_set *set, yard_error *err)
+{
+    const yard_head_linear_args *h = &host->args.head;
+    const yard_prepare_args a = {
+        .parts = &h->w, .n_matrices = 1, .n_parts = 1, .absorb = h->transposed ? h : NULL
+    };
+
+    return ops->prepare(&set->prepared, &set->args.head.w, s, &a, err);
 }
 
 static void shrink_head(yard_bench_ops_set *set)
@@ -291,18 +325,18 @@ static void count_head(const yard_bench_ops_case *c, const yard_bench_ops_size *
 
 #define LINEAR(use, name, applies)                                                                 \
     {                                                                                              \
-        "linear", name, applies, place_linear, run_linear, shrink_linear, count_linear,            \
-            YARD_FP8_E4M3, use,                                                                    \
+        "linear", name, applies, place_linear, run_linear, prepare_linear, shrink_linear,          \
+            count_linear, YARD_FP8_E4M3, use,                                                      \
     }
 #define GROUPED(use, name)                                                                         \
     {                                                                                              \
-        "grouped_linear", name, has_experts, place_grouped, run_grouped, shrink_grouped,           \
-            count_grouped, YARD_FP8_E4M3, use,                                                     \
+        "grouped_linear", name, has_experts, place_grouped, run_grouped, prepare_grouped,          \
+            shrink_grouped, count_grouped, YARD_FP8_E4M3, use,                                     \
     }
 #define PER_HEAD(use, name)                                                                        \
     {                                                                                              \
-        "head_linear", name, has_latent, place_head, run_head, shrink_head, count_head,            \
-            YARD_FP8_E4M3, use,                                                                    \
+        "head_linear", name, has_latent, place_head, run_head, prepare_head, shrink_head,          \
+            count_head, YARD_FP8_E4M3, use,                                                        \
     }
 
 const yard_bench_ops_case *yard_bench_ops_products(uint32_t *n)

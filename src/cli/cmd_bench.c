@@ -12,6 +12,7 @@ static const struct benchmark {
     { "ep", yard_bench_ep, "dispatch and combine, beside MPI, memcpy and plain sockets" },
     { "ops", yard_bench_ops, "every operation, beside what the hardware could do at best" },
     { "load", yard_bench_load, "every rank binding and checking its share of a checkpoint" },
+    { "roofline", yard_bench_roofline, "products of a layer on a GPU, as roofline plots" },
     { "engine", yard_bench_engine, "prefill and decode of a model, tokens/s" },
 };
 

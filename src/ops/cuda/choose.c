@@ -7,8 +7,8 @@
 #include "ops/cuda/cuda.h"
 
 const yard_gemm_variant *const yard_cuda_variants[CUDA_VARIANTS] = {
-    &yard_gemm_few_fp8, &yard_gemm_few_bf16, &yard_gemm_group96,
-    &yard_gemm_rows128, &yard_gemm_rows192,
+    &yard_gemm_few_fp8,  &yard_gemm_few_bf16, &yard_gemm_group96,
+    &yard_gemm_group144, &yard_gemm_rows128,  &yard_gemm_rows192,
 };
 
 uint32_t yard_cuda_variant_idx(const yard_gemm_variant *variant)
@@ -20,28 +20,35 @@ uint32_t yard_cuda_variant_idx(const yard_gemm_variant *variant)
     return i;
 }
 
-/* "NAME" or "NAME:MIN_BLOCKS". */
+static const yard_gemm_variant *find_variant(const char *name, size_t n)
+{
+    for (uint32_t i = 0; i < CUDA_VARIANTS; i++)
+        if (strlen(yard_cuda_variants[i]->name) == n &&
+            !memcmp(yard_cuda_variants[i]->name, name, n))
+            return yard_cuda_variants[i];
+    return NULL;
+}
+
+/* "NAME", "NAME:MIN_BLOCKS" or "NAME:MIN_BLOCKS:TILE_WIDTH". */
 static yard_status parse_choice(cuda_choice *out, const char *text, yard_error *err)
 {
     const size_t n = strcspn(text, ":");
-    char *end = NULL;
+    cuda_choice c = { .variant = find_variant(text, n) };
+    int used = 0;
 
-    for (uint32_t i = 0; i < CUDA_VARIANTS; i++) {
-        const yard_gemm_variant *v = yard_cuda_variants[i];
-        if (strlen(v->name) != n || memcmp(v->name, text, n) != 0)
-            continue;
-        *out = (cuda_choice){ .variant = v };
-        if (text[n] == '\0')
-            return YARD_OK;
-        out->min_blocks = (uint32_t)strtoul(text + n + 1, &end, 10);
-        if (v->splits && end != text + n + 1 && *end == '\0')
-            return YARD_OK;
-    }
-    return yard_fail(err, YARD_EINVAL,
-                     "cuda variant: want fast, deterministic or a kernel's name, got '%s'", text);
+    if (c.variant && c.variant->splits && text[n] == ':' &&
+        sscanf(text + n, ":%u%n:%u%n", &c.min_blocks, &used, &c.tile_width, &used) < 1)
+        c.variant = NULL;
+    if (!c.variant || text[n + (size_t)used] != '\0' || c.tile_width > c.variant->max_width)
+        return yard_fail(err, YARD_EINVAL,
+                         "cuda variant: want fast, deterministic or a kernel's name (such as "
+                         "rows128 or few_fp8:8:64), got '%s'",
+                         text);
+    *out = c;
+    return YARD_OK;
 }
 
-/* Lines "N_OUT N_IN MAX_ROWS KERNEL[:MIN_BLOCKS]"; '#' begins a comment. */
+/* Lines "N_OUT N_IN MAX_ROWS KERNEL"; '#' begins a comment. */
 static yard_status parse_line(cuda_stream *s, const char *path, uint32_t number, const char *line,
                               yard_error *err)
 {
@@ -52,8 +59,7 @@ static yard_status parse_line(cuda_stream *s, const char *path, uint32_t number,
     if (n <= 0 || line[0] == '#')
         return YARD_OK;
     if (n != 4 || parse_choice(&row.choice, name, NULL) != YARD_OK)
-        return yard_fail(err, YARD_EFORMAT,
-                         "%s: line %u: want 'N_OUT N_IN MAX_ROWS KERNEL[:MIN_BLOCKS]'", path,
+        return yard_fail(err, YARD_EFORMAT, "%s: line %u: want 'N_OUT N_IN MAX_ROWS KERNEL'", path,
                          number);
     rows = realloc(s->rows, (s->n_rows + 1) * sizeof(*rows));
     if (!rows)
@@ -90,41 +96,74 @@ yard_status yard_cuda_read_choices(cuda_stream *s, const yard_ops_config *config
     return st;
 }
 
-/* One matrix, FP8. */
-static cuda_choice choose_linear(const cuda_stream *s, uint32_t n_out, uint32_t n_in,
-                                 uint32_t n_rows)
+/* The row for so many rows of that shape, or NULL. */
+static const cuda_choice_row *find_row(const cuda_choice_row *rows, uint32_t n, yard_dtype dtype,
+                                       uint32_t n_out, uint32_t n_in, uint32_t n_rows)
 {
     const cuda_choice_row *best = NULL;
 
-    for (uint32_t i = 0; i < s->n_rows; i++) {
-        const cuda_choice_row *r = &s->rows[i];
-        if (r->n_out == n_out && r->n_in == n_in && r->max_rows >= n_rows &&
-            (!best || r->max_rows < best->max_rows))
+    for (uint32_t i = 0; i < n; i++) {
+        const cuda_choice_row *r = &rows[i];
+        if (r->n_out == n_out && r->n_in == n_in && r->choice.variant->dtype == dtype &&
+            r->max_rows >= n_rows && (!best || r->max_rows < best->max_rows))
             best = r;
     }
-    if (best)
-        return best->choice;
-    if (n_rows > 256)
+    return best;
+}
+
+/* Shapes that nobody measured: whole tiles if there are enough of them for all processors, the
+ * widest first; otherwise K is cut. */
+static cuda_choice guess_linear(yard_dtype dtype, uint32_t n_out, uint32_t n_rows)
+{
+    enum { ENOUGH_TILES = 100, MIN_BLOCKS = 8 };
+    static const uint32_t widths[] = { 96, 64, 32 };
+    const uint32_t n_tiles = yard_ceil_div(n_out, GEMM_TILE_ROWS);
+    cuda_choice c = { .variant = dtype == YARD_BF16 ? &yard_gemm_few_bf16 : &yard_gemm_few_fp8 };
+
+    if (dtype == YARD_FP8_E4M3 && n_rows > 96 &&
+        n_tiles * yard_ceil_div(n_rows, yard_gemm_rows128.max_width) >= ENOUGH_TILES)
         return (cuda_choice){ .variant = &yard_gemm_rows128 };
-    return (cuda_choice){ .variant = &yard_gemm_few_fp8, .min_blocks = 4 };
+    for (uint32_t i = 0; i < 3; i++)
+        if (n_tiles * yard_ceil_div(n_rows, widths[i]) >= ENOUGH_TILES) {
+            c.tile_width = widths[i];
+            return c;
+        }
+    c.min_blocks = MIN_BLOCKS;
+    c.tile_width = n_rows > 32 ? 32 : 0;
+    return c;
+}
+
+static cuda_choice choose_linear(const cuda_stream *s, yard_dtype dtype, uint32_t n_out,
+                                 uint32_t n_in, uint32_t n_rows)
+{
+    const cuda_choice_row *r = s->rows ? find_row(s->rows, s->n_rows, dtype, n_out, n_in, n_rows)
+                                       : find_row(yard_cuda_choices_h200, yard_cuda_n_choices_h200,
+                                                  dtype, n_out, n_in, n_rows);
+    cuda_choice c = r ? r->choice : guess_linear(dtype, n_out, n_rows);
+
+    /* without a cut of K all kernels have the same bits */
+    if (s->deterministic)
+        c.min_blocks = 0;
+    return c;
+}
+
+/* By the mean rows of a group: the widest tile that hardly any group exceeds. All kernels have the
+ * same bits. */
+static cuda_choice choose_grouped(uint32_t mean_rows)
+{
+    if (mean_rows <= 72)
+        return (cuda_choice){ .variant = &yard_gemm_group96 };
+    if (mean_rows <= 320)
+        return (cuda_choice){ .variant = &yard_gemm_group144 };
+    return (cuda_choice){ .variant = &yard_gemm_rows192 };
 }
 
 cuda_choice yard_cuda_choose(const cuda_stream *s, yard_dtype dtype, uint32_t n_out, uint32_t n_in,
                              uint32_t n_groups, bool grouped, uint32_t n_rows)
 {
-
     if (s->forced.variant && s->forced.variant->dtype == dtype &&
         !(grouped && s->forced.variant->splits))
         return s->forced;
-    if (dtype == YARD_BF16)
-        return (cuda_choice){ .variant = &yard_gemm_few_bf16,
-                              .min_blocks = s->deterministic ? 0 : 8 };
-    if (!grouped)
-        return s->deterministic ? (cuda_choice){ .variant = &yard_gemm_few_fp8 }
-                                : choose_linear(s, n_out, n_in, n_rows);
-    if (n_rows / n_groups <= 96)
-        return (cuda_choice){ .variant = &yard_gemm_group96 };
-    if (n_rows / n_groups <= 500)
-        return (cuda_choice){ .variant = &yard_gemm_rows128 };
-    return (cuda_choice){ .variant = &yard_gemm_rows192 };
+    return grouped ? choose_grouped(n_rows / n_groups)
+                   : choose_linear(s, dtype, n_out, n_in, n_rows);
 }

@@ -6,13 +6,14 @@
 #include "ops/cuda/gemm.h"
 #include "ops/ops.h"
 
-enum { CUDA_VARIANTS = 5 };
+enum { CUDA_VARIANTS = 6 };
 
-/* Which kernel computes a product, and how many blocks of K a thread block takes at least where the
- * kernel can split K (0: whole tiles). */
+/* Which kernel computes a product, and where it can split K: how many blocks of K a thread block
+ * takes at least (0: whole tiles), and how many rows of x a tile has at most (0: all it can have).
+ */
 typedef struct cuda_choice {
     const yard_gemm_variant *variant;
-    uint32_t min_blocks;
+    uint32_t min_blocks, tile_width;
 } cuda_choice;
 
 /* One line of the table of choices: the kernel for products of up to max_rows rows. */
@@ -20,6 +21,10 @@ typedef struct cuda_choice_row {
     uint32_t n_out, n_in, max_rows;
     cuda_choice choice;
 } cuda_choice_row;
+
+/* For streams that are given no file. */
+extern const cuda_choice_row yard_cuda_choices_h200[];
+extern const uint32_t yard_cuda_n_choices_h200;
 
 typedef struct cuda_stream {
     void *stream; /* cudaStream_t */

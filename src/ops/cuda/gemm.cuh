@@ -36,6 +36,7 @@ struct gemm_shape {
     static constexpr int STAGE_BYTES = W_BYTES + X_BYTES;
     static constexpr int SCALES = FP8 ? (WIDTH + 15) / 16 * 16 : 0; /* floats a stage */
     static constexpr int SCALE_BYTES = (SCALES * 4 * STAGES + 1023) / 1024 * 1024;
+    static constexpr int FULL_ARRIVALS = FP8 ? 1 + SCALE_THREADS / 32 : 1;
     static constexpr int STORE_BYTES = 1024; /* a warp's buffer on the way out */
     static constexpr int GROUP_BYTES = GEMM_MAX_GROUPS * 8;
     static constexpr int SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + SCALE_BYTES +
@@ -134,6 +135,10 @@ template <class S> struct split_walk {
     uint32_t at, end, units; /* units of a tile */
     int n_rows, row_tiles;
 
+    static __device__ __forceinline__ int row_tiles_of(const yard_gemm_args &a, int n_rows)
+    {
+        return (n_rows + a.tile_width - 1) / a.tile_width;
+    }
     static __device__ __forceinline__ uint32_t n_workers(uint32_t n_units, uint32_t min_units,
                                                          uint32_t n_blocks)
     {
@@ -141,9 +146,13 @@ template <class S> struct split_walk {
         return wanted < 1 ? 1 : min(wanted, n_blocks);
     }
     __device__ __forceinline__ split_walk(const yard_gemm_args &a, const gemm_shared<S> &m)
+        : split_walk(a, m.count[0])
     {
-        n_rows = m.count[0];
-        row_tiles = (n_rows + S::WIDTH - 1) / S::WIDTH;
+    }
+    __device__ __forceinline__ split_walk(const yard_gemm_args &a, int n)
+    {
+        n_rows = n;
+        row_tiles = row_tiles_of(a, n);
         units = a.min_blocks ? a.n_blocks : 1;
         const uint32_t n_units = a.n_tiles * row_tiles * units;
         const uint32_t workers = n_workers(n_units, a.min_blocks, gridDim.x);
@@ -151,7 +160,7 @@ template <class S> struct split_walk {
         at = blockIdx.x < workers ? share.begin(blockIdx.x) : 0;
         end = blockIdx.x < workers ? share.begin(blockIdx.x + 1) : 0;
     }
-    __device__ __forceinline__ bool next(const yard_gemm_args &a, const gemm_shared<S> &m,
+    __device__ __forceinline__ bool next(const yard_gemm_args &a, const gemm_shared<S> &,
                                          gemm_tile &t)
     {
         if (at >= end)
@@ -331,10 +340,43 @@ __device__ __forceinline__ void gather_rows(const yard_gemm_maps &maps, const ya
     }
 }
 
-/* The warp that feeds the ring; one thread of it unless rows are gathered. */
+/* w of the first stages, before it is known what the kernel before this one writes: only the number
+ * of rows depends on that, and not which tiles of w this block reads. One thread; the number of
+ * stages it filled. */
+template <class S>
+__device__ __forceinline__ int load_early(const yard_gemm_maps &maps, const yard_gemm_args &a,
+                                          const gemm_shared<S> &m)
+{
+    const uint64_t once = policy_evict_first();
+    split_walk<S> walk(a, 1);
+    gemm_tile t;
+    int n = 0;
+
+    while (n < S::STAGES && walk.next(a, m, t))
+        for (int k = t.k0; k < t.k1 && n < S::STAGES; k++, n++) {
+            barrier_expect_more(m.full + n * 8, S::W_BYTES);
+            tma_load_hint(m.w(n), &maps.w, k * (S::FP8 ? 128 : 64),
+                          (a.first_group * a.n_tiles + t.w_tile) * GEMM_TILE_ROWS, m.full + n * 8,
+                          once);
+        }
+    return n;
+}
+
+/* There are no rows after all: waits for what load_early began. */
+template <class S> __device__ __forceinline__ void drop_early(const gemm_shared<S> &m, int n)
+{
+    for (int i = 0; i < n; i++) {
+        for (int j = 0; j < S::FULL_ARRIVALS; j++)
+            barrier_arrive(m.full + i * 8);
+        barrier_wait(m.full + i * 8, 0);
+    }
+}
+
+/* The warp that feeds the ring; one thread of it unless rows are gathered. The first n_early stages
+ * have their w. */
 template <class S>
 __device__ __forceinline__ void load_tiles(const yard_gemm_maps &maps, const yard_gemm_args &a,
-                                           const gemm_shared<S> &m, int lane)
+                                           const gemm_shared<S> &m, int lane, int n_early)
 {
     const uint64_t once = policy_evict_first();
     gemm_walk<S> walk(a, m);
@@ -352,8 +394,11 @@ __device__ __forceinline__ void load_tiles(const yard_gemm_maps &maps, const yar
             const uint32_t col = k * (S::FP8 ? 128 : 64);
             barrier_wait(m.empty + ring.stage * 8, ring.parity ^ 1);
             if (lane == 0) {
-                barrier_expect(full, S::W_BYTES + t.width * GEMM_BLOCK_BYTES);
-                if (a.w_once)
+                const bool early = S::SPLIT && n_early-- > 0;
+                barrier_expect(full, (early ? 0 : S::W_BYTES) + t.width * GEMM_BLOCK_BYTES);
+                if (early)
+                    ;
+                else if (a.w_once)
                     tma_load_hint(m.w(ring.stage), &maps.w, col, w_row, full, once);
                 else
                     tma_load(m.w(ring.stage), &maps.w, col, w_row, full);
@@ -382,55 +427,91 @@ template <class S> __device__ __forceinline__ int scale_place(int row)
     return S::SWAPPED ? (j / 2 * 4 + q) * 4 + j % 2 * 2 + row % 2 : row;
 }
 
-/* The warps that write scale products; id is 0 to 95. Loads run a few blocks of K ahead. */
+/* Scales of four blocks of K of a row, in one load: a load of 4 bytes
+ * from each of 32 rows takes as much of shared memory's bandwidth, of which the matrix instructions
+ * leave little. */
+static __device__ __forceinline__ void load_four(float (&to)[4], const float *at)
+{
+    const float4 v = __ldg((const float4 *)at);
+
+    to[0] = v.x;
+    to[1] = v.y;
+    to[2] = v.z;
+    to[3] = v.w;
+}
+
+/* The rows of one thread of the warps that write scale products. */
+template <class S> struct scale_rows {
+    static constexpr int EACH = (S::WIDTH + SCALE_THREADS - 1) / SCALE_THREADS;
+    const float *x[EACH], *w;
+    int place[EACH]; /* in the table; negative: none */
+
+    __device__ __forceinline__ scale_rows(const yard_gemm_args &a, const gemm_tile &t, int id)
+    {
+        const size_t w_tile = (size_t)(t.group + a.first_group) * a.n_tiles + t.w_tile;
+
+        /* a tile of w beyond the last one (odd counts in clusters) computes nothing of use */
+        w = a.w_scale + (t.w_tile < (int)a.n_tiles ? w_tile * a.n_blocks : 0);
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            const int row = id + e * SCALE_THREADS, last = max(t.n_rows - 1, 0);
+            place[e] = row < t.width ? scale_place<S>(row) : -1;
+            x[e] = a.x_scale + (size_t)x_row(a, t.row + min(row, last)) * a.n_blocks;
+        }
+    }
+    /* The products of one block of K, to the next stage. */
+    __device__ __forceinline__ void put(const gemm_shared<S> &m, gemm_ring<S> &ring,
+                                        const float (&x_scale)[EACH], float w_scale) const
+    {
+        barrier_wait(m.empty + ring.stage * 8, ring.parity ^ 1);
+#pragma unroll
+        for (int e = 0; e < EACH; e++)
+            if (place[e] >= 0)
+                m.scales[ring.stage * S::SCALES + place[e]] = x_scale[e] * w_scale;
+        __syncwarp();
+        if (threadIdx.x % 32 == 0)
+            barrier_arrive(m.full + ring.stage * 8);
+        ring.advance();
+    }
+};
+
+/* The warps that write scale products; id is 0 to 95. */
 template <class S>
 __device__ __forceinline__ void load_scales(const yard_gemm_args &a, const gemm_shared<S> &m,
                                             int id)
 {
-    constexpr int EACH = (S::WIDTH + SCALE_THREADS - 1) / SCALE_THREADS, AHEAD = 4;
+    constexpr int EACH = scale_rows<S>::EACH;
+    const bool aligned = a.n_blocks % 4 == 0 && (uint64_t)a.x_scale % 16 == 0;
     gemm_walk<S> walk(a, m);
     gemm_ring<S> ring;
     gemm_tile t;
 
     while (walk.next(a, m, t)) {
-        const size_t w_tile = (size_t)(t.group + a.first_group) * a.n_tiles + t.w_tile;
-        const float *w = a.w_scale + w_tile * a.n_blocks;
-        const float *x[EACH];
-        int place[EACH];
-        float next[EACH][AHEAD], next_w[AHEAD];
+        const scale_rows<S> rows(a, t, id);
+        int k = t.k0;
 
+        while (k < t.k1) {
+            float x[EACH][4], w[4], now[EACH];
+            if (k % 4 || k + 4 > t.k1 || !aligned) { /* one by one */
 #pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            const int row = id + e * SCALE_THREADS;
-            place[e] = row < t.width ? scale_place<S>(row) : -1;
-            x[e] =
-                a.x_scale + (size_t)x_row(a, t.row + max(min(row, t.n_rows - 1), 0)) * a.n_blocks;
-        }
-        /* a tile of w beyond the last one (odd counts in clusters) computes nothing of use */
-        if (t.w_tile >= (int)a.n_tiles)
-            w = a.w_scale;
-        for (int k = t.k0; k < t.k1; k += AHEAD) {
+                for (int e = 0; e < EACH; e++)
+                    now[e] = __ldg(rows.x[e] + k);
+                rows.put(m, ring, now, __ldg(rows.w + k));
+                k++;
+                continue;
+            }
+            load_four(w, rows.w + k);
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++)
-                if (k + i < t.k1) {
-                    next_w[i] = __ldg(w + k + i);
+            for (int e = 0; e < EACH; e++)
+                load_four(x[e], rows.x[e] + k);
 #pragma unroll
-                    for (int e = 0; e < EACH; e++)
-                        next[e][i] = __ldg(x[e] + k + i);
-                }
+            for (int i = 0; i < 4; i++) {
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++)
-                if (k + i < t.k1) {
-                    barrier_wait(m.empty + ring.stage * 8, ring.parity ^ 1);
-#pragma unroll
-                    for (int e = 0; e < EACH; e++)
-                        if (place[e] >= 0)
-                            m.scales[ring.stage * S::SCALES + place[e]] = next[e][i] * next_w[i];
-                    __syncwarp();
-                    if (id % 32 == 0)
-                        barrier_arrive(m.full + ring.stage * 8);
-                    ring.advance();
-                }
+                for (int e = 0; e < EACH; e++)
+                    now[e] = x[e][i];
+                rows.put(m, ring, now, w[i]);
+            }
+            k += 4;
         }
     }
 }

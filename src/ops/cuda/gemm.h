@@ -58,8 +58,10 @@ typedef struct yard_gemm_args {
     bool w_once;          /* each row of w is read by one tile only: no need to keep it in L2 */
     /* split K (variants that can): blocks of K a thread block takes at least; 0: whole tiles */
     uint32_t min_blocks;
-    float *partial;     /* [2 * n_thread_blocks, 128, max_width] */
-    uint32_t *arrivals; /* [tiles] zero before and after */
+    uint32_t tile_width; /* rows of x in a tile there, at most */
+    bool early;          /* there is one tile of rows at most, so w's order is known beforehand */
+    float *partial;      /* [2 * n_thread_blocks, 128, max_width] */
+    uint32_t *arrivals;  /* [tiles] zero before and after */
 } yard_gemm_args;
 
 typedef struct yard_gemm_variant {
@@ -78,6 +80,7 @@ typedef struct yard_gemm_variant {
 extern const yard_gemm_variant yard_gemm_few_fp8;  /* linear, to 128 rows a tile, split K */
 extern const yard_gemm_variant yard_gemm_few_bf16; /* the same for bf16 */
 extern const yard_gemm_variant yard_gemm_group96;  /* groups of up to 96 rows */
+extern const yard_gemm_variant yard_gemm_group144; /* groups of some more */
 extern const yard_gemm_variant yard_gemm_rows128;  /* many rows, 128 a tile */
 extern const yard_gemm_variant yard_gemm_rows192;  /* many rows, 192 a tile */
 

@@ -155,7 +155,8 @@ __device__ __forceinline__ void multiply(float (&sum)[WIDTH / 2], const gemm_til
         }
         return;
     }
-    if constexpr (S::PAIRED) {
+    /* three sets of more than 48 registers do not fit in swapped form, with its scales */
+    if constexpr (S::PAIRED && !(S::SWAPPED && WIDTH > 96)) {
         for (; (t.k1 - k) % 4; k++)
             one_block<S, WIDTH>(sum, m, ring, me);
         for (; k < t.k1; k += 4)
@@ -188,7 +189,7 @@ __device__ __forceinline__ bool join_pieces(float (&sum)[WIDTH / 2], const yard_
                                             const gemm_shared<S> &m, const gemm_tile &t,
                                             const gemm_thread &me)
 {
-    const uint32_t row_tiles = (m.count[0] + S::WIDTH - 1) / S::WIDTH;
+    const uint32_t row_tiles = split_walk<S>::row_tiles_of(a, m.count[0]);
     const uint32_t n_units = a.n_tiles * row_tiles * a.n_blocks;
     const gemm_share share(n_units, split_walk<S>::n_workers(n_units, a.min_blocks, gridDim.x));
     const uint32_t begin = t.unit * a.n_blocks;
@@ -415,12 +416,16 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     const gemm_shared<S> m(raw);
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
 
-    if (threadIdx.x == 0) {
+    int n_early = 0;
+
+    if (threadIdx.x == S::CONSUMERS) { /* the thread that will load */
         for (int i = 0; i < S::STAGES; i++) {
-            barrier_init(m.full + i * 8, S::FP8 ? 1 + SCALE_THREADS / 32 : 1);
+            barrier_init(m.full + i * 8, S::FULL_ARRIVALS);
             barrier_init(m.empty + i * 8, S::CLUSTER * S::CONSUMERS / 32);
         }
         barrier_init_fence();
+        if constexpr (S::SPLIT)
+            n_early = a.early ? load_early<S>(maps, a, m) : 0;
     }
     allow_next_kernel();
     wait_previous_kernel();
@@ -440,10 +445,13 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         else
             asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if (warp == S::CONSUMERS / 32)
-            load_tiles<S>(maps, a, m, lane);
-        else if constexpr (S::FP8)
+        if (warp == S::CONSUMERS / 32) {
+            if (S::SPLIT && m.count[0] == 0)
+                drop_early(m, n_early);
+            load_tiles<S>(maps, a, m, lane, n_early);
+        } else if constexpr (S::FP8) {
             load_scales<S>(a, m, threadIdx.x - S::CONSUMERS - 32);
+        }
     }
     /* other blocks of the cluster arrive at this one's barriers until all are done */
     if (S::CLUSTER > 1) {

@@ -1,9 +1,9 @@
 /* One matrix and few rows: split K. */
 #include "ops/cuda/gemm_consume.cuh"
 
-typedef gemm_shape<true, true, 2, 128, 0, 6, 1, true, false> shape;
+typedef gemm_shape<true, true, 2, 96, 0, 7, 1, true, true> shape;
 
 const yard_gemm_variant yard_gemm_few_fp8 = {
-    "few_fp8", YARD_FP8_E4M3,    shape::WIDTH,       9, { 1, 8, 16, 24, 32, 48, 64, 96, 128 },
+    "few_fp8", YARD_FP8_E4M3,    shape::WIDTH,       8, { 1, 8, 16, 24, 32, 48, 64, 96 },
     true,      gemm_open<shape>, gemm_launch<shape>,
 };

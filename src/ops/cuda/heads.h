@@ -27,6 +27,8 @@ typedef struct yard_heads_args {
     bool x_aligned; /* bf16, whole 16-byte pieces at every head */
     bool y_aligned; /* the same for y */
     bool ue8m0;
+    /* of a thread block, set by the launch: tiles of 128 columns, and rows */
+    uint32_t block_tiles, block_rows;
     uint32_t w_first, w_step;
     const float *w_scale; /* one a row of 128 and block of K */
     uint32_t w_scale_ld;

@@ -83,7 +83,8 @@ static yard_status run_gemm(cuda_stream *s, const job *j, yard_error *err)
     const yard_gemm_variant *variant = choice.variant;
     const uint32_t block = w->all.dtype == YARD_FP8_E4M3 ? 128 : 64;
     const uint32_t n_tiles = w->padded_rows / GEMM_TILE_ROWS;
-    const uint32_t row_tiles = yard_ceil_div(j->max_rows, variant->max_width);
+    const uint32_t width = or_default(choice.tile_width, variant->max_width);
+    const uint32_t row_tiles = yard_ceil_div(j->max_rows, width);
     const bool y_f32 = j->y.dtype == YARD_F32;
     yard_gemm_args a = {
         .n_groups = j->n_groups,
@@ -100,7 +101,9 @@ static yard_status run_gemm(cuda_stream *s, const job *j, yard_error *err)
         .n_tiles = n_tiles,
         .n_blocks = yard_ceil_div(w->cols, block),
         .first_group = j->first_group,
-        .w_once = yard_ceil_div(j->expected_rows, j->n_groups) <= variant->max_width,
+        .w_once = yard_ceil_div(j->expected_rows, j->n_groups) <= width,
+        .tile_width = width,
+        .early = j->max_rows <= width,
         .min_blocks = (size_t)n_tiles * row_tiles <= GEMM_MAX_ARRIVALS ? choice.min_blocks : 0,
         .partial = s->partial,
         .arrivals = s->arrivals,

@@ -35,6 +35,13 @@ static __device__ __forceinline__ void barrier_expect(uint32_t bar, uint32_t n_b
                  : "memory");
 }
 
+/* The phase waits for n_bytes of copies more; somebody arrives later. */
+static __device__ __forceinline__ void barrier_expect_more(uint32_t bar, uint32_t n_bytes)
+{
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(n_bytes)
+                 : "memory");
+}
+
 /* The same barrier of block `rank` of the cluster. No .release.cluster: it would drain all earlier
  * memory operations of the thread, and the readers of the stage have nothing to publish. */
 static __device__ __forceinline__ void barrier_arrive_at(uint32_t bar, uint32_t rank)

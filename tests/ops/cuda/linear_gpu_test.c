@@ -7,7 +7,7 @@
 
 #include "products_gpu_test.h"
 
-enum { SPARE_ROWS = 3, ALL_BELOW = 1 << 21, SAMPLE_ROWS = 12, SAMPLE_COLS = 20 };
+enum { SPARE_ROWS = 3, ALL_BELOW = 1 << 21, SAMPLE_ROWS = 12, SAMPLE_COLS = 20, SAMPLES = 256 };
 
 static uint32_t below(gpu_test *t, uint32_t n)
 {
@@ -45,7 +45,8 @@ static void compare_rows(gpu_test *t, sums *s, const rows_twin *x, const int32_t
 {
     const bool all = (uint64_t)n_rows * w->rows * w->cols <= ALL_BELOW;
     const uint32_t rows = all || n_rows < SAMPLE_ROWS ? n_rows : SAMPLE_ROWS;
-    const uint32_t cols = all || w->rows < SAMPLE_COLS ? w->rows : SAMPLE_COLS;
+    const uint32_t some = rows * SAMPLE_COLS < SAMPLES ? SAMPLES / (rows ? rows : 1) : SAMPLE_COLS;
+    const uint32_t cols = all || w->rows < some ? w->rows : some;
 
     for (uint32_t i = 0; i < rows; i++) {
         const uint32_t row = rows == n_rows ? i : i == 0 ? n_rows - 1 : below(t, n_rows);
@@ -413,12 +414,14 @@ static void grouped_shapes(gpu_test *t, const char *variant, const grouped_shape
  * The deterministic table relies on it. */
 static void kernels_agree(gpu_test *t)
 {
-    static const char *const variants[] = { "few_fp8", "rows128", "rows192", "group96" };
+    static const char *const variants[] = { "few_fp8", "rows128", "rows192", "group96",
+                                            "group144" };
+    const int n_variants = sizeof(variants) / sizeof(variants[0]);
     static const linear_shape shape = FP8_SHAPE("kernels agree", 640, 1536);
     enum { ROWS = 300 };
     rows_twin first = { 0 };
 
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < n_variants; i++) {
         const uint64_t seed = t->seed;
         linear_case c;
         rows_twin y;
@@ -439,7 +442,7 @@ static void kernels_agree(gpu_test *t)
         else
             first = y;
         bed_close(&b);
-        t->seed = i < 3 ? seed : t->seed;
+        t->seed = i < n_variants - 1 ? seed : t->seed;
     }
     free(first.data.host);
     free(first.scale.host);
@@ -515,13 +518,14 @@ static void refusals(gpu_test *t)
 
 void gpu_test_linear(gpu_test *t)
 {
-    static const char *const variants[] = { NULL,      "deterministic", "few_fp8:1",
-                                            "rows128", "rows192",       "group96" };
+    static const char *const variants[] = { NULL,      "deterministic", "few_fp8:1", "few_fp8:2:32",
+                                            "rows128", "rows192",       "group96",   "group144" };
+    const int n_variants = sizeof(variants) / sizeof(variants[0]);
 
     kernels_agree(t);
     graphs(t);
     refusals(t);
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < n_variants; i++) {
         linear_shapes(t, variants[i], small_shapes, N_SMALL);
         if (!t->quick)
             linear_shapes(t, variants[i], large_shapes, N_LARGE);
@@ -530,9 +534,9 @@ void gpu_test_linear(gpu_test *t)
 
 void gpu_test_grouped(gpu_test *t)
 {
-    static const char *const variants[] = { NULL, "rows128", "rows192", "group96" };
+    static const char *const variants[] = { NULL, "rows128", "rows192", "group96", "group144" };
 
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         grouped_shapes(t, variants[i], small_groups, N_SMALL_GROUPS);
         if (!t->quick)
             grouped_shapes(t, variants[i], large_groups, N_LARGE_GROUPS);
