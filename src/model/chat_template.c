@@ -71,6 +71,14 @@ static const yard_chat_template templates[] = {
       "26a59556925c987317ce5291811ba3b7f32ec4c647c400c6cc7e3a9993007ba7",
       yard_encode_mixtral,
       { .needs_eos = true, .no_tools = true, .alternates = true } },
+    { "mixtral-instruct-2024",
+      "796853172235ab3aaa4810013ddfe2eab481bda3306dad4f700c00d436eed596",
+      yard_encode_mixtral,
+      { .needs_eos = true,
+        .no_tools = true,
+        .alternates = true,
+        .system_first = true,
+        .spaced = true } },
 };
 
 enum { N_TEMPLATES = sizeof(templates) / sizeof(templates[0]) };
@@ -89,7 +97,7 @@ yard_status yard_chat_template_find(const yard_chat_template **out, const yard_t
                                     const char *name, yard_error *err)
 {
     const char *text = name ? NULL : yard_tokenizer_chat_template(tok);
-    char hash[SHA256_DIGEST_STRING_LENGTH], names[320];
+    char hash[SHA256_DIGEST_STRING_LENGTH], names[384];
 
     list_names(names, sizeof(names));
     if (!name && !text)
@@ -333,18 +341,24 @@ static void free_messages(reader *r)
 /* What the Jinja text raises an exception for, or leaves out without a word. */
 static yard_status check_roles(const yard_chat_template *tpl, const reader *r)
 {
+    const yard_template_rules *rules = &tpl->rules;
+    const bool system_first =
+        rules->system_first && r->n_messages > 1 && r->messages[0].role == YARD_ROLE_SYSTEM;
+
     for (size_t i = 0; i < r->n_messages; i++) {
         const yard_message *m = &r->messages[i];
-        const yard_role in_turn = i % 2 ? YARD_ROLE_ASSISTANT : YARD_ROLE_USER;
+        const yard_role in_turn = (i + system_first) % 2 ? YARD_ROLE_ASSISTANT : YARD_ROLE_USER;
 
-        if (tpl->rules.alternates && m->role != in_turn)
-            return yard_fail(r->err, YARD_ENOTSUP,
-                             "messages[%zu].role: template %s wants user and assistant in turn, "
-                             "user first, and no other role",
-                             i, tpl->name);
-        if (tpl->rules.no_tools && (m->role == YARD_ROLE_TOOL || m->n_calls))
+        if (rules->no_tools && (m->role == YARD_ROLE_TOOL || m->n_calls))
             return yard_fail(r->err, YARD_ENOTSUP, "messages[%zu]: template %s has no tools", i,
                              tpl->name);
+        if (rules->alternates && m->role != in_turn && !(system_first && i == 0))
+            return yard_fail(r->err, YARD_ENOTSUP,
+                             "messages[%zu].role: template %s wants user and assistant in turn, "
+                             "user first, and %s",
+                             i, tpl->name,
+                             rules->system_first ? "at most one system message before them"
+                                                 : "no other role");
     }
     return YARD_OK;
 }

@@ -311,12 +311,19 @@ void yard_encode_deepseek_v2(const yard_template_rules *rules, const yard_conver
 void yard_encode_mixtral(const yard_template_rules *rules, const yard_conversation *talk,
                          yard_prompt *prompt)
 {
-    (void)rules;
     yard_prompt_span(prompt, talk->bos);
     for (size_t i = 0; i < talk->n_messages; i++) {
         const yard_message *m = &talk->messages[i];
+        if (m->role == YARD_ROLE_SYSTEM)
+            continue;
+        if (rules->spaced)
+            yard_prompt_put(prompt, " ");
         if (m->role == YARD_ROLE_USER)
             yard_prompt_put(prompt, "[INST] ");
+        if (i == 1 && m[-1].role == YARD_ROLE_SYSTEM) {
+            yard_prompt_span(prompt, m[-1].content);
+            yard_prompt_put(prompt, "\n\n");
+        }
         yard_prompt_span(prompt, m->content);
         if (m->role == YARD_ROLE_USER)
             yard_prompt_put(prompt, " [/INST]");

@@ -53,7 +53,9 @@ typedef struct yard_template_rules {
     const char *output_separator; /* between two tool outputs */
     bool needs_eos;               /* writes eos_token of tokenizer_config.json */
     bool no_tools;                /* has no place for tool calls and outputs */
-    bool alternates;              /* user and assistant in turn, no system message */
+    bool alternates;              /* user and assistant in turn, no system message .. */
+    bool system_first;            /* .. but one before them, joined to the first turn */
+    bool spaced;                  /* a space before each turn */
 } yard_template_rules;
 
 typedef void (*yard_template_encoder)(const yard_template_rules *rules,
@@ -73,7 +75,7 @@ void yard_encode_deepseek_v3_1(const yard_template_rules *rules, const yard_conv
 /* DeepSeek-V2 and V2-Lite, chat. */
 void yard_encode_deepseek_v2(const yard_template_rules *rules, const yard_conversation *talk,
                              yard_prompt *prompt);
-/* Mixtral-8x7B-Instruct-v0.1 of December 2023. */
+/* Mixtral-8x7B-Instruct-v0.1, of December 2023 and of 2024. */
 void yard_encode_mixtral(const yard_template_rules *rules, const yard_conversation *talk,
                          yard_prompt *prompt);
 

@@ -172,9 +172,37 @@ static void families(void **state)
     "'[INST] ' + message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %}{{ "   \
     "message['content'] + eos_token}}{% else %}{{ raise_exception('Only user and assistant roles " \
     "are supported!') }}{% endif %}{% endfor %}"
+static const char mixtral_2024[] =
+    "{%- if messages[0]['role'] == 'system' %}\n"
+    "    {%- set system_message = messages[0]['content'] %}\n"
+    "    {%- set loop_messages = messages[1:] %}\n"
+    "{%- else %}\n"
+    "    {%- set loop_messages = messages %}\n"
+    "{%- endif %}\n"
+    "\n"
+    "{{- bos_token }}\n"
+    "{%- for message in loop_messages %}\n"
+    "    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}\n"
+    "        {{- raise_exception('After the optional system message, conversation roles must "
+    "alternate user/assistant/user/assistant/...') }}\n"
+    "    {%- endif %}\n"
+    "    {%- if message['role'] == 'user' %}\n"
+    "        {%- if loop.first and system_message is defined %}\n"
+    "            {{- ' [INST] ' + system_message + '\\n\\n' + message['content'] + ' [/INST]' }}\n"
+    "        {%- else %}\n"
+    "            {{- ' [INST] ' + message['content'] + ' [/INST]' }}\n"
+    "        {%- endif %}\n"
+    "    {%- elif message['role'] == 'assistant' %}\n"
+    "        {{- ' ' + message['content'] + eos_token}}\n"
+    "    {%- else %}\n"
+    "        {{- raise_exception('Only user and assistant roles are supported, with the exception "
+    "of an initial optional system message!') }}\n"
+    "    {%- endif %}\n"
+    "{%- endfor %}\n";
 #define TURNS                                                                                      \
     "{\"role\":\"user\",\"content\":\"Q\"},{\"role\":\"assistant\",\"content\":\"A\"},"            \
     "{\"role\":\"user\",\"content\":\"R\"}]"
+#define SYSTEM_AGAIN "{\"role\":\"system\",\"content\":\"T\"},"
 #define SYSTEM "[{\"role\":\"system\",\"content\":\"S\"},"
 
 static const struct {
@@ -191,6 +219,14 @@ static const struct {
       false },
     { MIXTRAL_TEMPLATE, "mixtral-instruct", SYSTEM TURNS,
       "messages[0].role: template mixtral-instruct wants user and assistant in turn", true },
+    { mixtral_2024, "mixtral-instruct-2024", "[" TURNS,
+      "<s> [INST] Q [/INST] A</s> [INST] R [/INST]", false },
+    { mixtral_2024, "mixtral-instruct-2024", SYSTEM TURNS,
+      "<s> [INST] S\n\nQ [/INST] A</s> [INST] R [/INST]", false },
+    { mixtral_2024, "mixtral-instruct-2024", SYSTEM SYSTEM_AGAIN TURNS,
+      "messages[1].role: template mixtral-instruct-2024 wants user and assistant in turn", true },
+    { mixtral_2024, "mixtral-instruct-2024", "[{\"role\":\"system\",\"content\":\"S\"}]",
+      "messages[0].role: template mixtral-instruct-2024 wants user and assistant in turn", true },
     { MIXTRAL_TEMPLATE, "mixtral-instruct",
       "[{\"role\":\"user\",\"content\":\"Q\"},{\"role\":\"assistant\",\"tool_calls\":[" CALL "]}]",
       "messages[1]: template mixtral-instruct has no tools", true },
