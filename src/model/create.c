@@ -169,12 +169,20 @@ static yard_ops_config ops_config(const yard_model *m)
     return config;
 }
 
+static const yard_ops *ops_of(const yard_model_options *o)
+{
+    return o->ops ? o->ops : &yard_ops_cpu;
+}
+
 static yard_status open_stream(yard_model *m, yard_error *err)
 {
     const yard_ops_config config = ops_config(m);
 
-    m->ops = &yard_ops_cpu;
-    return m->ops->open(&m->stream, &config, err);
+    yard_status st = ops_of(&m->options)->open(&m->stream, &config, err);
+
+    if (st == YARD_OK)
+        m->ops = ops_of(&m->options);
+    return st;
 }
 
 /* ---- budget ------------------------------------------------------------------------------ */
@@ -197,7 +205,8 @@ yard_status yard_model_budget_of(const yard_model_config *config, const yard_mod
     out->weight_bytes = memory.weight_bytes + (m.options.mtp ? memory.mtp_weight_bytes : 0);
     out->heap_bytes = m.heap_bytes;
     out->cache_bytes = (uint64_t)cached_layers(&m) * layer_cache_bytes(&m);
-    out->scratch_bytes = arena.used_bytes - out->cache_bytes + yard_ops_cpu.workspace_bytes(&ops);
+    out->scratch_bytes =
+        arena.used_bytes - out->cache_bytes + ops_of(&m.options)->workspace_bytes(&ops);
     return YARD_OK;
 }
 
@@ -302,6 +311,7 @@ yard_status yard_model_rejoin(yard_model *m, yard_fabric *fabric, yard_error *er
     yard_exchange_destroy(m);
     m->ep = NULL;
     m->reduce = NULL;
+    m->failed = YARD_OK;
     m->options.fabric = fabric;
     return yard_exchange_create(m, err);
 }

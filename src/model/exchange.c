@@ -94,21 +94,83 @@ void yard_exchange_destroy(yard_model *m)
     yard_ep_destroy(m->ep);
 }
 
-const char *yard_exchange_error(const yard_model *m)
+yard_status yard_exchange_check(const yard_model *m, yard_error *err)
 {
-    if (m->reduce && *yard_all_reduce_error(m->reduce))
-        return yard_all_reduce_error(m->reduce);
-    return yard_ep_error(m->ep);
+    static const char *const stages[YARD_STAGE_COUNT] = {
+        [YARD_STAGE_INPUT] = "input",     [YARD_STAGE_ATTEND] = "attend",
+        [YARD_STAGE_SEND] = "send",       [YARD_STAGE_EXPERTS] = "experts",
+        [YARD_STAGE_RECEIVE] = "receive",
+    };
+    const bool of_sum = m->reduce && *yard_all_reduce_error(m->reduce);
+
+    if (m->failed == YARD_OK)
+        return YARD_OK;
+    return yard_fail(err, m->failed, "layer %u, stage %s: %s", m->failed_at.layer_idx,
+                     stages[m->failed_at.stage],
+                     of_sum ? yard_all_reduce_error(m->reduce) : yard_ep_error(m->ep));
 }
 
-yard_status yard_exchange_send(yard_model *m, yard_part *p, bool fp8)
-{
-    const yard_rows *const x = fp8 ? &p->h.quant : &p->h.plain;
+/* ---- calls ------------------------------------------------------------------------------- */
 
-    if (!m->ep)
-        return YARD_OK;
+/* A call of the ep room, as the stream will make it. */
+typedef struct exchange_call {
+    yard_model *m;
+    yard_part *p;
+    bool fp8;
+    yard_place at;
+    yard_status (*run)(const struct exchange_call *call);
+} exchange_call;
+
+static void run_call(void *ctx)
+{
+    const exchange_call *call = ctx;
+    yard_status st;
+
+    if (call->m->failed != YARD_OK)
+        return;
+    st = call->run(call);
+    if (st == YARD_OK)
+        return;
+    call->m->failed_at = call->at;
+    call->m->failed = st;
+}
+
+static void issue(yard_model *m, yard_part *p, bool fp8,
+                  yard_status (*run)(const exchange_call *call))
+{
+    exchange_call call = { .m = m, .p = p, .fp8 = fp8, .at = m->at, .run = run };
+
+    if (m->ops->issue)
+        m->ops->issue(m->stream, run_call, &call, sizeof(call));
+    else
+        run_call(&call);
+}
+
+static yard_status run_sum(const exchange_call *call)
+{
+    return yard_all_reduce_sum(call->m->reduce, call->p->delta.data, call->p->batch.n_tokens,
+                               call->m->stream);
+}
+
+void yard_exchange_sum(yard_model *m, yard_part *p)
+{
+    if (m->reduce)
+        issue(m, p, false, run_sum);
+}
+
+static yard_status run_send(const exchange_call *call)
+{
+    const yard_part *p = call->p;
+    const yard_rows *const x = call->fp8 ? &p->h.quant : &p->h.plain;
+
     return yard_ep_dispatch_send(p->round, x->data, x->scale, p->expert, p->expert_weight,
-                                 p->batch.n_tokens, m->stream);
+                                 p->batch.n_tokens, call->m->stream);
+}
+
+void yard_exchange_send(yard_model *m, yard_part *p, bool fp8)
+{
+    if (m->ep)
+        issue(m, p, fp8, run_send);
 }
 
 static void take_local(yard_model *m, yard_part *p, bool fp8)
@@ -125,32 +187,49 @@ static void take_local(yard_model *m, yard_part *p, bool fp8)
                                                                              : m->expert_x.plain });
 }
 
-yard_status yard_exchange_take(yard_model *m, yard_part *p, bool fp8)
+static yard_status run_take(const exchange_call *call)
 {
-    const yard_rows *const x = fp8 ? &m->expert_x.quant : &m->expert_x.plain;
-    yard_status st;
+    const yard_model *m = call->m;
+    const yard_rows *const x = call->fp8 ? &m->expert_x.quant : &m->expert_x.plain;
 
+    return yard_ep_dispatch_recv(call->p->round, x->data, x->scale, m->expert_count, NULL,
+                                 m->stream);
+}
+
+void yard_exchange_take(yard_model *m, yard_part *p, bool fp8)
+{
     if (!m->ep) {
         take_local(m, p, fp8);
-        return YARD_OK;
+        return;
     }
-    st = yard_ep_dispatch_recv(p->round, x->data, x->scale, m->expert_count, NULL, m->stream);
-    if (st == YARD_OK)
-        m->ops->count_offsets(m->stream, &(yard_count_offsets_args){ .n_groups = m->share.experts.n,
-                                                                     .count = m->expert_count,
-                                                                     .offset = m->offset });
-    return st;
+    issue(m, p, fp8, run_take);
+    m->ops->count_offsets(m->stream, &(yard_count_offsets_args){ .n_groups = m->share.experts.n,
+                                                                 .count = m->expert_count,
+                                                                 .offset = m->offset });
 }
 
-yard_status yard_exchange_return(yard_model *m, yard_part *p)
+static yard_status run_return(const exchange_call *call)
 {
-    return m->ep ? yard_ep_combine_send(p->round, p->expert_y.data, m->stream) : YARD_OK;
+    return yard_ep_combine_send(call->p->round, call->p->expert_y.data, call->m->stream);
 }
 
-yard_status yard_exchange_finish(yard_model *m, yard_part *p)
+void yard_exchange_return(yard_model *m, yard_part *p)
 {
     if (m->ep)
-        return yard_ep_combine_recv(p->round, p->moe_y, m->stream);
+        issue(m, p, false, run_return);
+}
+
+static yard_status run_finish(const exchange_call *call)
+{
+    return yard_ep_combine_recv(call->p->round, call->p->moe_y, call->m->stream);
+}
+
+void yard_exchange_finish(yard_model *m, yard_part *p)
+{
+    if (m->ep) {
+        issue(m, p, false, run_finish);
+        return;
+    }
     m->ops->moe_gather(m->stream, &(yard_moe_gather_args){ .n_tokens = p->batch.n_tokens,
                                                            .top_k = m->config.top_k,
                                                            .n_cols = m->config.hidden,
@@ -158,5 +237,4 @@ yard_status yard_exchange_finish(yard_model *m, yard_part *p)
                                                            .weight = p->expert_weight,
                                                            .expert_y = p->expert_y,
                                                            .y = p->moe_y });
-    return YARD_OK;
 }

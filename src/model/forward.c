@@ -3,17 +3,13 @@
 
 yard_status yard_model_forward(yard_model *m, const yard_schedule *schedule, yard_error *err)
 {
-    yard_status st;
-
     m->drafted = false;
     m->all.n_tokens = m->step.n_tokens;
     m->ops->embed(m->stream, &(yard_embed_args){ .n_rows = m->all.batch.n_tokens,
                                                  .token = m->all.batch.token,
                                                  .table = m->weights->embed,
                                                  .x = m->all.x });
-    st = yard_model_run_layers(m, schedule, 0, m->config.n_layers, err);
-    m->ops->synchronise(m->stream);
-    return st;
+    return yard_model_run_layers(m, schedule, 0, m->config.n_layers, err);
 }
 
 static yard_rms_norm_args norm_args(const yard_model *m, const int32_t *n_rows, float *x,
@@ -70,7 +66,6 @@ yard_status yard_model_draft(yard_model *m, const yard_schedule *schedule,
     const activation joined = { .plain = m->joined };
     const int32_t *const n = m->all.batch.n_tokens;
     yard_rms_norm_args norm;
-    yard_status st;
 
     m->all.n_tokens = n_rows;
     memcpy(m->next_token, next_token, (size_t)n_rows * sizeof(*next_token));
@@ -86,8 +81,6 @@ yard_status yard_model_draft(yard_model *m, const yard_schedule *schedule,
     norm = norm_args(m, n, m->all.x, &w->hnorm, joined_hidden);
     m->ops->rms_norm_quant(m->stream, &norm);
     yard_model_linear(m, &joined, n, &w->eh_proj, x);
-    st = yard_model_run_layers(m, schedule, m->config.n_layers, m->config.n_layers + 1, err);
     m->drafted = true;
-    m->ops->synchronise(m->stream);
-    return st;
+    return yard_model_run_layers(m, schedule, m->config.n_layers, m->config.n_layers + 1, err);
 }

@@ -20,6 +20,7 @@ typedef struct yard_model_options {
     uint32_t n_threads; /* 0: all processors of the affinity mask */
     const char *cpu_variant;
     yard_pin pin;        /* where the CPU's threads run */
+    const yard_ops *ops; /* NULL: the CPU's */
     uint32_t max_tokens; /* rows of a step */
     uint32_t max_seqs;
     uint32_t max_logits; /* rows whose logits are computed at once */

@@ -16,6 +16,12 @@ typedef struct yard_layer {
     yard_kv_layer cache;
 } yard_layer;
 
+/* Where a pass is. */
+typedef struct yard_place {
+    uint32_t layer_idx;
+    yard_stage stage;
+} yard_place;
+
 /* Buffers of consecutive rows of a step: all of them, or one of two halves. */
 typedef struct yard_part {
     int32_t n_tokens;
@@ -53,6 +59,9 @@ struct yard_model {
     yard_ep *ep;                   /* NULL: one rank */
     yard_all_reduce *reduce;       /* NULL: TP 1 */
     const yard_schedule *schedule; /* of the pass under way */
+    yard_place at;                 /* of the stage that is being issued */
+    _Atomic yard_status failed; /* of the first exchange of the group that failed, at failed_at */
+    yard_place failed_at;
 
     size_t heap_bytes; /* of the symmetric heap */
     void *block;       /* memory under the buffers below */
@@ -99,10 +108,10 @@ void yard_model_gqa_input(yard_model *m, yard_part *p, const yard_layer *layer);
 void yard_model_gqa_attend(yard_model *m, yard_part *p, const yard_layer *layer);
 
 /* One stage of a layer over the rows of p. */
-yard_status yard_model_run_stage(yard_model *m, yard_part *p, uint32_t layer_idx, yard_stage stage,
-                                 yard_error *err);
+void yard_model_run_stage(yard_model *m, yard_part *p, uint32_t layer_idx, yard_stage stage);
 
-/* Layers [first, end) over the step's rows, their stages in the order of the schedule. */
+/* Layers [first, end) over the step's rows, their stages in the order of the schedule; complete on
+ * return. */
 yard_status yard_model_run_layers(yard_model *m, const yard_schedule *schedule, uint32_t first,
                                   uint32_t end, yard_error *err);
 
@@ -114,23 +123,27 @@ activation yard_activation_take(const yard_model *m, yard_arena *arena, size_t n
 
 /* What passes between ranks. The sum over an instance (m->reduce), and rows to the experts of all
  * ranks and back: copies on one rank, libyard-ep on several. A layer
- * makes the four calls in this order; two parts may be between send and finish at once. */
+ * makes the four calls in this order; two parts may be between send and finish at once. All are
+ * operations of the stream; after a failure they do nothing. */
 
 /* What expert_rows is, and what the heap needs. */
 yard_status yard_exchange_size(const yard_model_config *c, const yard_model_options *options,
                                size_t *expert_rows, size_t *heap_bytes, yard_error *err);
 yard_status yard_exchange_create(yard_model *m, yard_error *err);
 void yard_exchange_destroy(yard_model *m);
-const char *yard_exchange_error(const yard_model *m); /* of the first failure */
+/* YARD_OK, or that of the first failure with its message. After synchronise. */
+yard_status yard_exchange_check(const yard_model *m, yard_error *err);
 
+/* p->delta becomes the sum of what the ranks of the instance have in theirs. */
+void yard_exchange_sum(yard_model *m, yard_part *p);
 /* The rows of p->h on their way to p->expert; fp8: their FP8 form. */
-yard_status yard_exchange_send(yard_model *m, yard_part *p, bool fp8);
+void yard_exchange_send(yard_model *m, yard_part *p, bool fp8);
 /* Fills offset and expert_x, all ranks' rows for this rank's experts. */
-yard_status yard_exchange_take(yard_model *m, yard_part *p, bool fp8);
+void yard_exchange_take(yard_model *m, yard_part *p, bool fp8);
 /* p->expert_y on its way back. */
-yard_status yard_exchange_return(yard_model *m, yard_part *p);
+void yard_exchange_return(yard_model *m, yard_part *p);
 /* Fills p->moe_y. */
-yard_status yard_exchange_finish(yard_model *m, yard_part *p);
+void yard_exchange_finish(yard_model *m, yard_part *p);
 
 static inline yard_rope yard_model_rope(const yard_model *m)
 {

@@ -142,13 +142,12 @@ static const struct {
     [YARD_ATTENTION_GQA] = { yard_model_gqa_input, yard_model_gqa_attend },
 };
 
-static yard_status stage_input(yard_model *m, yard_part *p, const yard_layer *layer)
+static void stage_input(yard_model *m, yard_part *p, const yard_layer *layer)
 {
     const yard_rows none = { 0 };
 
     norm(m, p, residual(m, p), none, &layer->w->input_norm, &p->h);
     attentions[m->config.attention].input(m, p, layer);
-    return YARD_OK;
 }
 
 static void route(yard_model *m, yard_part *p, const yard_moe_weights *w)
@@ -172,18 +171,8 @@ static void route(yard_model *m, yard_part *p, const yard_moe_weights *w)
                                                          .weight = p->expert_weight });
 }
 
-/* delta becomes the sum of what the ranks of the instance have in theirs. */
-static yard_status add_slices(yard_model *m, yard_part *p)
+static void stage_attend(yard_model *m, yard_part *p, const yard_layer *layer)
 {
-    if (!m->reduce)
-        return YARD_OK;
-    return yard_all_reduce_sum(m->reduce, p->delta.data, p->batch.n_tokens, m->stream);
-}
-
-static yard_status stage_attend(yard_model *m, yard_part *p, const yard_layer *layer)
-{
-    yard_status st;
-
     attentions[m->config.attention].attend(m, p, layer);
     if (p->attended.quant.data)
         m->ops->quantise(m->stream,
@@ -193,13 +182,10 @@ static yard_status stage_attend(yard_model *m, yard_part *p, const yard_layer *l
                                                 .ue8m0 = m->config.ue8m0,
                                                 .y = p->attended.quant });
     linear(m, p, &p->attended, &layer->w->attention.o, p->delta);
-    st = add_slices(m, p);
-    if (st != YARD_OK)
-        return st;
+    yard_exchange_sum(m, p);
     norm(m, p, residual(m, p), p->delta, &layer->w->post_norm, &p->h);
     if (layer->w->is_moe)
         route(m, p, &layer->w->moe);
-    return YARD_OK;
 }
 
 /* delta = down(silu(gate(h)) * up(h)) for all rows: a slice of a dense MLP, or the shared expert.
@@ -233,18 +219,16 @@ static void shared_expert(yard_model *m, yard_part *p, const yard_layer *layer)
         dense_mlp(m, p, &layer->w->moe.shared);
 }
 
-static yard_status stage_send(yard_model *m, yard_part *p, const yard_layer *layer)
+static void stage_send(yard_model *m, yard_part *p, const yard_layer *layer)
 {
-    yard_status st;
-
     if (!layer->w->is_moe) {
         dense_mlp(m, p, &layer->w->dense);
-        return add_slices(m, p);
+        yard_exchange_sum(m, p);
+        return;
     }
-    st = yard_exchange_send(m, p, experts_read_fp8(m, layer));
-    if (st == YARD_OK && m->schedule->shared_before_recv)
+    yard_exchange_send(m, p, experts_read_fp8(m, layer));
+    if (m->schedule->shared_before_recv)
         shared_expert(m, p, layer);
-    return st;
 }
 
 static void grouped(yard_model *m, const activation *in, const yard_matrix *w, yard_rows y)
@@ -258,17 +242,14 @@ static void grouped(yard_model *m, const activation *in, const yard_matrix *w, y
                                                                    .y = y });
 }
 
-static yard_status stage_experts(yard_model *m, yard_part *p, const yard_layer *layer)
+static void stage_experts(yard_model *m, yard_part *p, const yard_layer *layer)
 {
     const yard_moe_weights *w = &layer->w->moe;
     const uint32_t inter = m->config.expert_inter;
-    yard_status st;
 
     if (!layer->w->is_moe)
-        return YARD_OK;
-    st = yard_exchange_take(m, p, experts_read_fp8(m, layer));
-    if (st != YARD_OK)
-        return st;
+        return;
+    yard_exchange_take(m, p, experts_read_fp8(m, layer));
     if (!m->schedule->shared_before_recv)
         shared_expert(m, p, layer);
     grouped(m, &m->expert_x, w->gate, m->expert_gate_up);
@@ -280,49 +261,37 @@ static yard_status stage_experts(yard_model *m, yard_part *p, const yard_layer *
                                                   .ue8m0 = m->config.ue8m0,
                                                   .y = m->expert_mid });
     grouped(m, &m->expert_mid, w->down, p->expert_y);
-    return yard_exchange_return(m, p);
+    yard_exchange_return(m, p);
 }
 
-static yard_status stage_receive(yard_model *m, yard_part *p, const yard_layer *layer)
+static void stage_receive(yard_model *m, yard_part *p, const yard_layer *layer)
 {
     const yard_model_config *c = &m->config;
     const yard_rows routed = { .dtype = YARD_F32, .ld = c->hidden, .data = p->moe_y };
     const bool is_moe = layer->w->is_moe;
     const yard_rows none = { 0 };
     yard_rows second = none;
-    yard_status st = YARD_OK;
 
     if (is_moe) {
-        st = yard_exchange_finish(m, p);
+        yard_exchange_finish(m, p);
         if (layer->w->moe.shared.gate.data)
             second = p->delta;
     }
-    if (st == YARD_OK)
-        m->ops->residual_add(m->stream, &(yard_residual_add_args){ .n_rows = p->batch.n_tokens,
-                                                                   .n_cols = c->hidden,
-                                                                   .x = p->x,
-                                                                   .a = is_moe ? routed : p->delta,
-                                                                   .b = second });
-    return st;
+    m->ops->residual_add(m->stream, &(yard_residual_add_args){ .n_rows = p->batch.n_tokens,
+                                                               .n_cols = c->hidden,
+                                                               .x = p->x,
+                                                               .a = is_moe ? routed : p->delta,
+                                                               .b = second });
 }
 
-yard_status yard_model_run_stage(yard_model *m, yard_part *p, uint32_t layer_idx, yard_stage stage,
-                                 yard_error *err)
+void yard_model_run_stage(yard_model *m, yard_part *p, uint32_t layer_idx, yard_stage stage)
 {
-    static const struct {
-        const char *name;
-        yard_status (*run)(yard_model *, yard_part *, const yard_layer *);
-    } stages[YARD_STAGE_COUNT] = {
-        [YARD_STAGE_INPUT] = { "input", stage_input },
-        [YARD_STAGE_ATTEND] = { "attend", stage_attend },
-        [YARD_STAGE_SEND] = { "send", stage_send },
-        [YARD_STAGE_EXPERTS] = { "experts", stage_experts },
-        [YARD_STAGE_RECEIVE] = { "receive", stage_receive },
+    static void (*const stages[YARD_STAGE_COUNT])(yard_model *, yard_part *, const yard_layer *) = {
+        [YARD_STAGE_INPUT] = stage_input,     [YARD_STAGE_ATTEND] = stage_attend,
+        [YARD_STAGE_SEND] = stage_send,       [YARD_STAGE_EXPERTS] = stage_experts,
+        [YARD_STAGE_RECEIVE] = stage_receive,
     };
-    const yard_status st = stages[stage].run(m, p, &m->layers[layer_idx]);
 
-    if (st == YARD_OK)
-        return YARD_OK;
-    return yard_fail(err, st, "layer %u, stage %s: %s", layer_idx, stages[stage].name,
-                     yard_exchange_error(m));
+    m->at = (yard_place){ layer_idx, stage };
+    stages[stage](m, p, &m->layers[layer_idx]);
 }

@@ -154,8 +154,7 @@ static void trace_layer(const yard_model *m, uint32_t layer_idx)
 }
 
 /* Layers that all take the same schedule: see schedule.h. */
-static yard_status walk(yard_model *m, const yard_schedule *schedule, uint32_t first, uint32_t end,
-                        yard_error *err)
+static void walk(yard_model *m, const yard_schedule *schedule, uint32_t first, uint32_t end)
 {
     yard_part *const parts = schedule->n_halves == 1 ? &m->all : m->half;
 
@@ -164,18 +163,13 @@ static yard_status walk(yard_model *m, const yard_schedule *schedule, uint32_t f
         for (uint32_t j = 0; j < schedule->n_calls; j++) {
             const yard_stage_call *call = &schedule->call[j];
             const int64_t layer = i + call->layer_offset;
-            yard_status st;
 
-            if (layer < first || layer >= end)
-                continue;
-            st = yard_model_run_stage(m, &parts[call->half], (uint32_t)layer, call->stage, err);
-            if (st != YARD_OK)
-                return st;
+            if (layer >= first && layer < end && m->failed == YARD_OK)
+                yard_model_run_stage(m, &parts[call->half], (uint32_t)layer, call->stage);
         }
         if (schedule->n_halves == 1 && i >= first && i < end)
             trace_layer(m, (uint32_t)i);
     }
-    return YARD_OK;
 }
 
 yard_status yard_model_run_layers(yard_model *m, const yard_schedule *schedule, uint32_t first,
@@ -183,7 +177,6 @@ yard_status yard_model_run_layers(yard_model *m, const yard_schedule *schedule, 
 {
     const uint32_t n = (uint32_t)m->all.n_tokens, n_dense = m->config.n_dense_layers;
     const uint32_t first_moe = first < n_dense ? n_dense : first;
-    yard_status st = YARD_OK;
 
     if (!schedule)
         schedule = &yard_schedule_none;
@@ -197,6 +190,8 @@ yard_status yard_model_run_layers(yard_model *m, const yard_schedule *schedule, 
         cut_part(m, 1, (n + 1) / 2, n / 2);
     }
     if (first < first_moe)
-        st = walk(m, &yard_schedule_none, first, first_moe, err);
-    return st == YARD_OK ? walk(m, schedule, first_moe, end, err) : st;
+        walk(m, &yard_schedule_none, first, first_moe);
+    walk(m, schedule, first_moe, end);
+    m->ops->synchronise(m->stream);
+    return yard_exchange_check(m, err);
 }

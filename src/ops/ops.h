@@ -435,6 +435,11 @@ typedef struct yard_ops {
     yard_status (*replay)(yard_stream s, yard_graph *graph, float *us, yard_error *err);
     void (*release_graph)(yard_stream s, yard_graph *graph); /* NULL is fine */
 
+    /* Runs fn with a copy of ctx [n_bytes] when the stream comes to it: for calls of other rooms
+     * that work on host memory and are complete when they return (libyard-ep between CPU ranks).
+     * NULL: no such memory, or operations run at once: just call it. */
+    void (*issue)(yard_stream s, void (*fn)(void *ctx), const void *ctx, size_t n_bytes);
+
     /* Operations. One that a backend does not have yet is NULL. */
     void (*embed)(yard_stream s, const yard_embed_args *a);
     void (*rms_norm_quant)(yard_stream s, const yard_rms_norm_args *a);

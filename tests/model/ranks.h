@@ -24,7 +24,8 @@ typedef struct ranks_prompt {
 } ranks_prompt;
 
 typedef struct ranks_case {
-    const char *dir; /* of the model */
+    const char *dir;     /* of the model */
+    const yard_ops *ops; /* NULL: the CPU's */
     yard_layout layout;
     bool exact, draft;   /* draft: the MTP module runs after each step */
     uint32_t max_tokens; /* rows of a step */
@@ -156,6 +157,7 @@ static inline yard_model *ranks_create(const ranks_case *c, const yard_fabric_co
 {
     enum { PAGES = RANKS_MAX_LENGTH / YARD_PAGE_TOKENS };
     yard_model_options options = { .exact = c->exact,
+                                   .ops = c->ops,
                                    .mtp = true,
                                    .n_threads = 1,
                                    .max_tokens = c->max_tokens,
