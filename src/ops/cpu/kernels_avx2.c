@@ -286,8 +286,16 @@ INLINE void raw_span(const raw_dot_args *a, const uint8_t *const *w, uint32_t k,
                      int mx, int nw, yard_dtype dtype, lanes lane[FEW_ROWS][RAW_TILE_W])
 {
     for (; k + CHUNK <= end; k += CHUNK)
-        for (int n = 0; n < nw; n++)
-            raw_step(a, load_pairs(dtype, w[n] + k * bytes_of(dtype)), k, mx, n, lane);
+        for (int n = 0; n < nw; n++) {
+            const uint8_t *at = w[n] + k * bytes_of(dtype);
+
+            /* the same columns of the next rows: the memory's own prefetchers lose a row's end */
+            _mm_prefetch((const char *)(at + (size_t)nw * a->w_ld * bytes_of(dtype)), _MM_HINT_T1);
+            if (dtype != YARD_FP8_E4M3)
+                _mm_prefetch((const char *)(at + (size_t)nw * a->w_ld * bytes_of(dtype) + 64),
+                             _MM_HINT_T1);
+            raw_step(a, load_pairs(dtype, at), k, mx, n, lane);
+        }
     if (k < end)
         for (int n = 0; n < nw; n++)
             raw_step(a, load_rest(dtype, w[n] + k * bytes_of(dtype), end - k), k, mx, n, lane);

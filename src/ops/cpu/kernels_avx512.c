@@ -212,8 +212,15 @@ INLINE void raw_span(const raw_dot_args *a, const code_tables *t, const uint8_t 
                      __m512 lane[FEW_ROWS][TILE_W])
 {
     for (; k + STEP <= end; k += STEP)
-        for (int n = 0; n < nw; n++)
-            raw_step(a, load_pairs(t, dtype, w[n] + k * bytes_of(dtype), STEP), k, mx, n, 4, lane);
+        for (int n = 0; n < nw; n++) {
+            const uint8_t *at = w[n] + k * bytes_of(dtype);
+
+            /* the same columns of the next rows: the memory's own prefetchers lose a row's end */
+            for (size_t line = 0; line < STEP * bytes_of(dtype); line += 64)
+                _mm_prefetch((const char *)(at + (size_t)nw * a->w_ld * bytes_of(dtype) + line),
+                             _MM_HINT_T1);
+            raw_step(a, load_pairs(t, dtype, at, STEP), k, mx, n, 4, lane);
+        }
     if (k < end)
         for (int n = 0; n < nw; n++) {
             const pairs p = load_rest(t, dtype, w[n] + k * bytes_of(dtype), end - k);
