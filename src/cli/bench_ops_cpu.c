@@ -64,6 +64,9 @@ typedef struct peak {
     yard_pool *pool;
 } peak;
 
+/* The sums stay in registers only where the loop over them is gone. */
+#define UNROLL _Pragma("GCC unroll 16")
+
 /* Results that nobody reads, where a compiler must believe that somebody does. */
 #define KEEP(value) __asm__ volatile("" ::"x"(value))
 
@@ -76,8 +79,7 @@ __attribute__((target("avx2,fma"))) static void fma_avx2(void *ctx, uint32_t tas
     for (int i = 0; i < 12; i++)
         sum[i] = _mm256_set1_ps((float)(task + thread));
     for (int step = 0; step < PEAK_STEPS; step++)
-        for (int i = 0; i < 12; i++)
-            sum[i] = _mm256_fmadd_ps(sum[i], x, x);
+        UNROLL for (int i = 0; i < 12; i++) sum[i] = _mm256_fmadd_ps(sum[i], x, x);
     for (int i = 0; i < 12; i++)
         KEEP(sum[i]);
     (void)ctx;
@@ -91,8 +93,7 @@ __attribute__((target("avx512f"))) static void fma_avx512(void *ctx, uint32_t ta
     for (int i = 0; i < 12; i++)
         sum[i] = _mm512_set1_ps((float)(task + thread));
     for (int step = 0; step < PEAK_STEPS; step++)
-        for (int i = 0; i < 12; i++)
-            sum[i] = _mm512_fmadd_ps(sum[i], x, x);
+        UNROLL for (int i = 0; i < 12; i++) sum[i] = _mm512_fmadd_ps(sum[i], x, x);
     for (int i = 0; i < 12; i++)
         KEEP(sum[i]);
     (void)ctx;
@@ -109,8 +110,8 @@ __attribute__((target("avx512f,avx512bf16"))) static void dot_bf16(void *ctx, ui
         sum[i] = _mm512_set1_ps((float)(task + thread));
     for (int step = 0; step < PEAK_STEPS; step++) {
         __asm__ volatile("" : "+x"(x)); /* each step anew */
-        for (int i = 0; i < 12; i++)
-            sum[i] = _mm512_dpbf16_ps(sum[i], (__m512bh)x, (__m512bh)x);
+        UNROLL for (int i = 0; i < 12; i++) sum[i] =
+            _mm512_dpbf16_ps(sum[i], (__m512bh)x, (__m512bh)x);
     }
     for (int i = 0; i < 12; i++)
         KEEP(sum[i]);
@@ -130,6 +131,7 @@ __attribute__((target("amx-tile,amx-bf16"))) static void dot_tiles(void *ctx, ui
         config.row_bytes[i] = 64;
         config.rows[i] = 16;
     }
+    __asm__ volatile("" : : "r"(&config) : "memory"); /* gcc 12 tells only 8 bytes to be read */
     _tile_loadconfig(&config);
     for (int step = 0; step < PEAK_STEPS / 8; step++) {
         _tile_dpbf16ps(0, 4, 6);
@@ -149,8 +151,7 @@ static void fma_plain(void *ctx, uint32_t task, uint32_t thread)
     for (int i = 0; i < 12; i++)
         sum[i] = (float)(task + thread);
     for (int step = 0; step < PEAK_STEPS; step++)
-        for (int i = 0; i < 12; i++)
-            sum[i] = sum[i] * 0.999f + 0.999f;
+        UNROLL for (int i = 0; i < 12; i++) sum[i] = sum[i] * 0.999f + 0.999f;
     for (int i = 0; i < 12; i++)
         KEEP(sum[i]);
     (void)ctx;

@@ -35,6 +35,7 @@ static void configure_tiles(void)
         config.row_bytes[i] = 64;
         config.rows[i] = SIDE;
     }
+    __asm__ volatile("" : : "r"(&config) : "memory"); /* gcc 12 tells only 8 bytes to be read */
     _tile_loadconfig(&config);
 }
 

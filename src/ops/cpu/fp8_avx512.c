@@ -137,8 +137,10 @@ INLINE void many_tile(const fp8_dot_args *a, const panel *p, uint32_t m0, uint32
                 lane[m][n] = _mm512_setzero_ps();
         for (uint32_t i = k; i < end; i += CHUNK) {
             __m512bh wv[TILE_W];
-            for (int n = 0; n < nw; n++)
+            for (int n = 0; n < nw; n++) {
                 wv[n] = load_bf16(p->w + n * PANEL_K + i);
+                IN_REGISTER(wv[n]);
+            }
             for (int m = 0; m < mx; m++) {
                 const __m512bh xv = load_bf16(x + m * a->x_ld + i);
                 for (int n = 0; n < nw; n++)
@@ -172,28 +174,40 @@ INLINE void many_columns(const fp8_dot_args *a, const panel *p, uint32_t k0, uin
         many_tile(a, p, m, k0, n0, 1, nw);
 }
 
+/* Out of line: the tables of codes would take the registers of four sums. */
+static __attribute__((noinline)) void many_whole(const fp8_dot_args *a, const panel *p, uint32_t k0,
+                                                 uint32_t n0)
+{
+    many_columns(a, p, k0, n0, PANEL_ROWS);
+}
+
+static __attribute__((noinline)) void many_single(const fp8_dot_args *a, const panel *p,
+                                                  uint32_t k0, uint32_t n0)
+{
+    many_columns(a, p, k0, n0, 1);
+}
+
 static void many_rows(const fp8_dot_args *a, const code_tables *t)
 {
     panel p = { .w = a->scratch };
 
     p.lanes = (float *)(void *)(p.w + PANEL_ROWS * PANEL_K);
     p.scale = p.lanes + MAX_TILE_ROWS * PANEL_ROWS * LANES;
-    for (uint32_t n = 0; n < a->n_w; n += PANEL_ROWS)
+    /* whole panels, then single rows of w */
+    for (uint32_t n = 0, n_w = PANEL_ROWS; n < a->n_w; n += n_w) {
+        n_w = a->n_w - n < PANEL_ROWS ? 1 : PANEL_ROWS;
         for (uint32_t k = 0; k < a->n_k; k += PANEL_K) {
-            p.n_w = a->n_w - n < PANEL_ROWS ? a->n_w - n : PANEL_ROWS;
+            p.n_w = n_w;
             p.n_k = a->n_k - k < PANEL_K ? a->n_k - k : PANEL_K;
             p.first = k == 0;
             p.last = k + p.n_k == a->n_k;
             decode_panel(a, t, &p, n, k);
-            if (p.n_w == 4)
-                many_columns(a, &p, k, n, 4);
-            else if (p.n_w == 3)
-                many_columns(a, &p, k, n, 3);
-            else if (p.n_w == 2)
-                many_columns(a, &p, k, n, 2);
+            if (p.n_w == PANEL_ROWS)
+                many_whole(a, &p, k, n);
             else
-                many_columns(a, &p, k, n, 1);
+                many_single(a, &p, k, n);
         }
+    }
 }
 
 void yard_cpu_fp8_dot_avx512(const fp8_dot_args *a)

@@ -18,8 +18,10 @@ INLINE void dot_span(const dot_args *a, const float *x, const float *w, uint32_t
 {
     for (; k < end; k += LANES) {
         __m512 wv[TILE_W];
-        for (int n = 0; n < nw; n++)
+        for (int n = 0; n < nw; n++) {
             wv[n] = _mm512_loadu_ps(w + n * a->w_ld + k);
+            IN_REGISTER(wv[n]);
+        }
         for (int m = 0; m < mx; m++) {
             const __m512 xv = _mm512_loadu_ps(x + m * a->x_ld + k);
             for (int n = 0; n < nw; n++)
