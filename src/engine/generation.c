@@ -5,17 +5,19 @@
 enum { MAX_ATTEMPTS = 5 };
 
 yard_status yard_generation_open(yard_generation *g, uint32_t n_ranks, uint64_t start_us,
-                                 uint64_t leave_us, yard_error *err)
+                                 uint64_t leave_us, uint64_t stop_us, yard_error *err)
 {
-    *g = (yard_generation){
-        .n_ranks = n_ranks, .start_us = start_us, .leave_us = leave_us, .max_attempts = MAX_ATTEMPTS
-    };
+    *g = (yard_generation){ .n_ranks = n_ranks,
+                            .start_us = start_us,
+                            .leave_us = leave_us,
+                            .stop_us = stop_us,
+                            .max_attempts = MAX_ATTEMPTS };
     g->state = calloc(n_ranks, sizeof(*g->state));
     g->until_us = calloc(n_ranks, sizeof(*g->until_us));
-    g->stopped = calloc(n_ranks, sizeof(*g->stopped));
+    g->stopped_us = calloc(n_ranks, sizeof(*g->stopped_us));
     g->to_leave = calloc(n_ranks, sizeof(*g->to_leave));
     g->killed = calloc(n_ranks, sizeof(*g->killed));
-    if (g->state && g->until_us && g->stopped && g->to_leave && g->killed)
+    if (g->state && g->until_us && g->stopped_us && g->to_leave && g->killed)
         return YARD_OK;
     yard_generation_close(g);
     return yard_fail(err, YARD_ENOMEM, "pod: no memory for %u ranks", n_ranks);
@@ -25,7 +27,7 @@ void yard_generation_close(yard_generation *g)
 {
     free(g->state);
     free(g->until_us);
-    free(g->stopped);
+    free(g->stopped_us);
     free(g->to_leave);
     free(g->killed);
     *g = (yard_generation){ 0 };
@@ -89,12 +91,14 @@ void yard_generation_ended(yard_generation *g, uint32_t rank, uint64_t now_us)
         end_group(g, now_us);
     }
     g->state[rank] = YARD_RANK_DOWN;
-    g->stopped[rank] = g->killed[rank] = g->to_leave[rank] = false;
+    g->killed[rank] = g->to_leave[rank] = false;
+    g->stopped_us[rank] = 0;
 }
 
-void yard_generation_stopped(yard_generation *g, uint32_t rank, bool stopped)
+void yard_generation_stopped(yard_generation *g, uint32_t rank, bool stopped, uint64_t now_us)
 {
-    g->stopped[rank] = stopped;
+    if (!stopped || g->stopped_us[rank] == 0)
+        g->stopped_us[rank] = stopped ? now_us : 0;
 }
 
 void yard_generation_failed(yard_generation *g)
@@ -116,7 +120,10 @@ static bool must_die(const yard_generation *g, uint32_t rank, uint64_t now_us)
 {
     if (g->killed[rank])
         return false;
-    return is_late(g, rank, now_us) || (g->state[rank] == YARD_RANK_LEAVING && g->stopped[rank]);
+    if (g->stopped_us[rank] > 0 &&
+        (g->state[rank] == YARD_RANK_LEAVING || now_us >= g->stopped_us[rank] + g->stop_us))
+        return true;
+    return is_late(g, rank, now_us);
 }
 
 static yard_generation_act form(yard_generation *g, uint64_t now_us)
@@ -167,8 +174,14 @@ uint64_t yard_generation_deadline(const yard_generation *g)
 {
     uint64_t until_us = UINT64_MAX;
 
-    for (uint32_t r = 0; r < g->n_ranks; r++)
-        if (!g->killed[r] && is_late(g, r, UINT64_MAX) && g->until_us[r] < until_us)
+    for (uint32_t r = 0; r < g->n_ranks; r++) {
+        const uint64_t dies_us = g->stopped_us[r] ? g->stopped_us[r] + g->stop_us : UINT64_MAX;
+
+        if (g->killed[r])
+            continue;
+        if (is_late(g, r, UINT64_MAX) && g->until_us[r] < until_us)
             until_us = g->until_us[r];
+        until_us = dies_us < until_us ? dies_us : until_us;
+    }
     return until_us;
 }

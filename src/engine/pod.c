@@ -21,6 +21,8 @@ enum {
     LOOK_MS = 20,        /* for stopped processes, while it does not serve */
     NOTICE_US = 3000000, /* between lines about who is missing */
     DEFAULT_START_US = 60000000,
+    DEFAULT_STOP_US = 5000000,
+    LOOK_US = 500000, /* for stopped processes, while it serves */
     REASON_BYTES = 400
 };
 
@@ -34,7 +36,7 @@ struct yard_pod {
 
     yard_generation generation;
     char reason[REASON_BYTES]; /* why the last group is over; "" since it serves */
-    uint64_t started_us, next_notice_us;
+    uint64_t started_us, next_notice_us, next_look_us;
     yard_pod_requests requests;
     bool finishing;
     yard_error failure; /* status other than YARD_OK: of no use any more */
@@ -141,7 +143,8 @@ static yard_status open_pod(yard_pod *pod, yard_error *err)
         pod->process[r].wire.fd = -1;
     }
     /* A start stage ends by itself within its time; the pod's patience is for what hangs. */
-    return yard_generation_open(&pod->generation, pod->n_ranks, start_us + LEAVE_US, LEAVE_US, err);
+    return yard_generation_open(&pod->generation, pod->n_ranks, start_us + LEAVE_US, LEAVE_US,
+                                c->engine.timeout_us ? c->engine.timeout_us : DEFAULT_STOP_US, err);
 }
 
 yard_status yard_pod_create(yard_pod **out, const yard_pod_config *config, yard_error *err)
@@ -381,15 +384,16 @@ static void take_frames(yard_pod *pod, uint32_t r)
 /* Sockets tell of ends, but not of stops. */
 static void look_for_stops(yard_pod *pod)
 {
+    pod->next_look_us = yard_now_us() + LOOK_US;
     for (uint32_t r = 0; r < pod->n_ranks; r++) {
-        bool stopped = pod->generation.stopped[r];
+        bool stopped = pod->generation.stopped_us[r] > 0;
 
         if (pod->process[r].pid == 0)
             continue;
         if (yard_pod_process_look(&pod->process[r], &stopped))
             take_frames(pod, r);
         else
-            yard_generation_stopped(&pod->generation, r, stopped);
+            yard_generation_stopped(&pod->generation, r, stopped, yard_now_us());
     }
 }
 
@@ -418,7 +422,7 @@ static void act(yard_pod *pod)
             break;
         case YARD_GENERATION_KILL:
             add_reason(pod, "rank %u (pid %d) %s", pod->first_rank + r, (int)pod->process[r].pid,
-                       pod->generation.stopped[r] ? "is stopped" : "does not answer");
+                       pod->generation.stopped_us[r] ? "is stopped" : "does not answer");
             kill(pod->process[r].pid, SIGKILL);
             break;
         case YARD_GENERATION_LEAVE:
@@ -468,7 +472,7 @@ static int poll_ms(const yard_pod *pod, uint64_t until_us)
 
     if (!yard_generation_serves(&pod->generation) && ms > LOOK_MS)
         return LOOK_MS;
-    return ms > 1000 ? 1000 : (int)ms;
+    return ms > LOOK_US / 1000 ? LOOK_US / 1000 : (int)ms;
 }
 
 static void await_frames(yard_pod *pod, uint64_t until_us)
@@ -488,7 +492,7 @@ static void await_frames(yard_pod *pod, uint64_t until_us)
         if (pod->fds[r].revents & ~POLLOUT)
             take_frames(pod, r);
     }
-    if (!served)
+    if (!served || yard_now_us() >= pod->next_look_us)
         look_for_stops(pod);
     if (!yard_generation_serves(&pod->generation))
         tell_who_is_missing(pod);
@@ -588,7 +592,6 @@ static bool has_finished(const yard_pod *pod)
 
 yard_status yard_pod_finish(yard_pod *pod, yard_error *err)
 {
-    enum { LOOK_US = 100000 };
     yard_status st = YARD_OK;
 
     pod->finishing = true;

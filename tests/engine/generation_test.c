@@ -11,7 +11,7 @@
 
 #include "engine/generation.h"
 
-enum { MAX_R = 6, START_US = 1000, LEAVE_US = 200 };
+enum { MAX_R = 6, START_US = 1000, LEAVE_US = 200, STOP_US = 300 };
 
 /* What a process really is. */
 typedef enum body { NONE, BOOTING, IDLE, JOINING, WORKING, ABANDONING } body;
@@ -63,7 +63,7 @@ static void act(sim *s)
             break;
         case YARD_GENERATION_KILL:
             assert_true(s->body[r] != NONE);
-            assert_false(s->g.forming && s->body[r] == WORKING);
+            assert_false(s->g.forming && s->body[r] == WORKING && !s->halted[r]);
             s->dying[r] = true;
             break;
         case YARD_GENERATION_LEAVE:
@@ -130,11 +130,11 @@ static void harm(sim *s, uint32_t r)
         break;
     case 1:
         s->halted[r] = true;
-        yard_generation_stopped(&s->g, r, true);
+        yard_generation_stopped(&s->g, r, true, s->now_us);
         break;
     case 2:
         s->halted[r] = false;
-        yard_generation_stopped(&s->g, r, false);
+        yard_generation_stopped(&s->g, r, false, s->now_us);
         break;
     case 3:
         s->hanging[r] = true;
@@ -151,7 +151,8 @@ static void run(uint64_t seed)
     const uint32_t n_ranks = 1 + pick(&s, MAX_R), n_faults = pick(&s, 12);
     uint32_t n_left = 4000;
 
-    assert_int_equal(yard_generation_open(&s.g, n_ranks, START_US, LEAVE_US, NULL), YARD_OK);
+    assert_int_equal(yard_generation_open(&s.g, n_ranks, START_US, LEAVE_US, STOP_US, NULL),
+                     YARD_OK);
     s.g.max_attempts = 1000; /* giving up has a test of its own */
     for (uint32_t i = 0; i < 60 * n_faults; i++) {
         s.now_us += pick(&s, 30);
@@ -193,7 +194,7 @@ static void a_stopped_rank_dies_when_others_miss_it(void **state)
     yard_generation g;
 
     (void)state;
-    assert_int_equal(yard_generation_open(&g, 2, START_US, LEAVE_US, NULL), YARD_OK);
+    assert_int_equal(yard_generation_open(&g, 2, START_US, LEAVE_US, STOP_US, NULL), YARD_OK);
     take(&g, 0, YARD_GENERATION_START, 0);
     take(&g, 0, YARD_GENERATION_START, 1);
     take(&g, 0, YARD_GENERATION_NOTHING, 0);
@@ -209,8 +210,8 @@ static void a_stopped_rank_dies_when_others_miss_it(void **state)
     assert_true(yard_generation_deadline(&g) == UINT64_MAX);
     assert_int_equal(g.n_attempts, 0);
 
-    yard_generation_stopped(&g, 1, true);
-    take(&g, 5000, YARD_GENERATION_NOTHING, 0); /* nobody misses it yet */
+    yard_generation_stopped(&g, 1, true, 5900);
+    take(&g, 5950, YARD_GENERATION_NOTHING, 0); /* nobody misses it yet */
     yard_generation_lost(&g, 6000);
     take(&g, 6000, YARD_GENERATION_LEAVE, 0);
     take(&g, 6000, YARD_GENERATION_LEAVE, 1);
@@ -226,12 +227,33 @@ static void a_stopped_rank_dies_when_others_miss_it(void **state)
     yard_generation_close(&g);
 }
 
+static void a_stopped_rank_dies_also_alone(void **state)
+{
+    yard_generation g;
+
+    (void)state;
+    assert_int_equal(yard_generation_open(&g, 1, START_US, LEAVE_US, STOP_US, NULL), YARD_OK);
+    take(&g, 0, YARD_GENERATION_START, 0);
+    yard_generation_ready(&g, 0);
+    take(&g, 0, YARD_GENERATION_FORM, 0);
+    yard_generation_formed(&g, 0);
+    yard_generation_stopped(&g, 0, true, 50);
+    yard_generation_stopped(&g, 0, true, 90); /* still */
+    assert_int_equal(yard_generation_deadline(&g), 50 + STOP_US);
+    take(&g, 49 + STOP_US, YARD_GENERATION_NOTHING, 0);
+    yard_generation_stopped(&g, 0, false, 49 + STOP_US);
+    take(&g, 50 + STOP_US, YARD_GENERATION_NOTHING, 0);
+    yard_generation_stopped(&g, 0, true, 400);
+    take(&g, 400 + STOP_US, YARD_GENERATION_KILL, 0);
+    yard_generation_close(&g);
+}
+
 static void who_does_not_leave_in_time_is_killed(void **state)
 {
     yard_generation g;
 
     (void)state;
-    assert_int_equal(yard_generation_open(&g, 2, START_US, LEAVE_US, NULL), YARD_OK);
+    assert_int_equal(yard_generation_open(&g, 2, START_US, LEAVE_US, STOP_US, NULL), YARD_OK);
     take(&g, 0, YARD_GENERATION_START, 0);
     take(&g, 0, YARD_GENERATION_START, 1);
     yard_generation_ready(&g, 0);
@@ -252,7 +274,7 @@ static void it_gives_up_on_what_never_serves(void **state)
     uint32_t rank, n_starts = 0;
 
     (void)state;
-    assert_int_equal(yard_generation_open(&g, 1, START_US, LEAVE_US, NULL), YARD_OK);
+    assert_int_equal(yard_generation_open(&g, 1, START_US, LEAVE_US, STOP_US, NULL), YARD_OK);
     for (uint64_t now = 0; what != YARD_GENERATION_GIVE_UP && now < 100; now++) {
         what = yard_generation_next(&g, now, &rank);
         if (what == YARD_GENERATION_START) {
@@ -263,7 +285,7 @@ static void it_gives_up_on_what_never_serves(void **state)
     assert_int_equal(what, YARD_GENERATION_GIVE_UP);
     assert_int_equal(n_starts, g.max_attempts + 1);
     yard_generation_close(&g);
-    assert_int_equal(yard_generation_open(&g, 1, START_US, LEAVE_US, NULL), YARD_OK);
+    assert_int_equal(yard_generation_open(&g, 1, START_US, LEAVE_US, STOP_US, NULL), YARD_OK);
     yard_generation_failed(&g);
     take(&g, 0, YARD_GENERATION_GIVE_UP, 0);
     yard_generation_close(&g);
@@ -274,6 +296,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_serves_again),
         cmocka_unit_test(a_stopped_rank_dies_when_others_miss_it),
+        cmocka_unit_test(a_stopped_rank_dies_also_alone),
         cmocka_unit_test(who_does_not_leave_in_time_is_killed),
         cmocka_unit_test(it_gives_up_on_what_never_serves),
     };

@@ -346,6 +346,25 @@ static void a_lost_rank_is_named(void **state)
     }
 }
 
+/* No other rank waits for it: the pod itself sees that it is stopped. */
+static void a_rank_alone_is_missed(void **state)
+{
+    yard_pod *pod = open_pod(1, 1, NULL);
+    outcome o[2];
+
+    (void)state;
+    o[0] = submit(pod, 0, 0, 4000);
+    while (o[0].n_ids < 3)
+        run_once(pod, o, 1);
+    kill(yard_pod_rank_pid(pod, 0), SIGSTOP);
+    o[1] = submit(pod, 0, 1, RANKS_NEW);
+    run_to_end(pod, o, 2);
+    assert_int_equal(o[0].finish, YARD_FINISH_ERROR);
+    assert_non_null(strstr(o[0].message, "is stopped"));
+    assert_true(o[1].finish == YARD_FINISH_LENGTH && o[1].n_ids == RANKS_NEW);
+    yard_pod_destroy(pod);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -353,6 +372,7 @@ int main(void)
         cmocka_unit_test(requests_are_refused_and_aborted),
         cmocka_unit_test(impossible_pods_are_refused),
         cmocka_unit_test(a_lost_rank_is_named),
+        cmocka_unit_test(a_rank_alone_is_missed),
         cmocka_unit_test(faults_end_in_service),
     };
 
