@@ -23,7 +23,7 @@ void yard_api_request_release(yard_api_request *r)
 static yard_status parse_object(json_t **out, const char *body, size_t n_bytes, yard_api_error *err)
 {
     yard_error no_memory;
-    json_error_t error;
+    json_error_t error = { 0 }; /* jansson does not write all of it: unknown unless it says more */
     json_t *root = json_loadb(body, n_bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
     char what[32];
 
