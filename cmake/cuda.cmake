@@ -1,8 +1,9 @@
-# CUDA is optional. The CPU program never depends on it: src/<room>/cuda/*.{cu,c} become one object
-# library, which goes into the program (which starts without a driver too: the runtime is static and
-# looks for it when it is asked) and into gpu_test, built from tests/**/cuda/*.c. The libraries do not
-# contain it.
+# CUDA is optional. Where it is built, the cuda folders of ep and fabric are part of the libraries and
+# that of ops of the program (cmake/cuda_programs.cmake). The runtime is linked in statically and looks
+# for a driver when it is asked: what contains it runs, on CPUs, where there is none.
 set(yard_cuda OFF)
+set(cuda_objects "")
+set(cuda_link "")
 if(NOT YARD_CUDA STREQUAL "OFF" AND NOT YARD_SANITIZE)
   find_program(YARD_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATH_SUFFIXES bin
                PATHS /usr/local/cuda/bin /opt/cuda/bin)
@@ -34,25 +35,23 @@ enable_language(CUDA)
 find_library(YARD_CUDART cudart_static REQUIRED HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
 message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}, compute 90a")
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS src/*/cuda/*.cu src/*/cuda/*.c)
-add_library(yard_cuda OBJECT ${cuda_sources})
-target_include_directories(yard_cuda PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 # Host code in .cu files stays C: without guarded statics, exceptions and RTTI the C compiler can
 # link it, and a program with CUDA in it still needs libc only.
-target_compile_options(yard_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++17;\
---generate-code=arch=compute_90a,code=sm_90a;-lineinfo;-Xcompiler=-Wall,-Wextra,-fvisibility=hidden;\
--Xcompiler=-fno-threadsafe-statics,-fno-exceptions,-fno-rtti>"
-  $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${YARD_WERROR}>>:-Werror=all-warnings>)
-target_sources(switchyard PRIVATE $<TARGET_OBJECTS:yard_cuda>)
-target_link_libraries(switchyard PRIVATE ${YARD_CUDART})
-set_target_properties(switchyard PROPERTIES LINKER_LANGUAGE C CUDA_ARCHITECTURES OFF
-                      CUDA_RUNTIME_LIBRARY Static)
+function(yard_cuda_library name)
+  add_library(${name} OBJECT ${ARGN})
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src
+                             ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+  target_compile_options(${name} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++17;--generate-code=arch=compute_90a,code=sm_90a;-lineinfo;\
+-Xcompiler=-Wall,-Wextra,-fvisibility=hidden,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti>")
+  if(YARD_WERROR)
+    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+  endif()
+endfunction()
 
-# cudart_static's dlopen, shm_open and clock calls are in libc itself since glibc 2.34.
-file(GLOB gpu_test_sources CONFIGURE_DEPENDS tests/gpu_test.c tests/*/cuda/*.c)
-add_executable(gpu_test ${gpu_test_sources} $<TARGET_OBJECTS:yard_cuda>
-               $<TARGET_OBJECTS:room_base> $<TARGET_OBJECTS:room_ops>)
-target_include_directories(gpu_test PRIVATE ${CMAKE_SOURCE_DIR}/tests
-                           ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-target_link_libraries(gpu_test PRIVATE ${YARD_CUDART} Threads::Threads m)
-set_target_properties(gpu_test PROPERTIES LINKER_LANGUAGE C)
+file(GLOB cuda_ep_sources CONFIGURE_DEPENDS src/ep/cuda/*.cu src/ep/cuda/*.c src/fabric/cuda/*.c)
+yard_cuda_library(yard_cuda_ep ${cuda_ep_sources})
+set(cuda_objects $<TARGET_OBJECTS:yard_cuda_ep>)
+# cudart_static's dlopen, shm_open and clock calls are in libc itself since glibc 2.34. Its symbols
+# stay inside the shared objects that it is linked into.
+set(cuda_link ${YARD_CUDART} -Wl,--exclude-libs,libcudart_static.a)

@@ -56,6 +56,11 @@ typedef enum yard_ep_combine {
                        rounding more */
 } yard_ep_combine;
 
+typedef enum yard_ep_device {
+    YARD_EP_CPU, /* processes that share memory or a network; every call is complete at return */
+    YARD_EP_CUDA /* kernels on a stream of the calling thread's current device */
+} yard_ep_device;
+
 typedef enum yard_ep_layout {
     YARD_EP_EXPERT_MAJOR, /* the rows of each expert are contiguous */
     YARD_EP_FLAT          /* each token once per rank; row_index says which rows an expert reads */
@@ -97,14 +102,32 @@ typedef struct yard_ep_config {
     uint64_t heap_at; /* of a borrowed fabric: where the group's part of the heap begins, zeroed and
                          used by nobody else, no group before included; a multiple of 64, equal on
                          all ranks. Default 0 */
+    yard_ep_device device;        /* default CPU */
+    uint32_t self_proving_tokens; /* CUDA: up to so many max_tokens, rows need no flags, which is
+                                     fastest for small batches. Default 128; 0: always flags */
+    uint32_t send_sms; /* CUDA: multiprocessors that the sends may fill; 0, the default: all */
 } yard_ep_config;
 
 #define YARD_EP_CONFIG_INIT                                                                        \
     {                                                                                              \
         .size = sizeof(yard_ep_config), .tp = 1, .n_rounds = 1, .row_align = 1,                    \
         .dispatch = YARD_EP_FP8, .combine = YARD_EP_BF16, .input = YARD_EP_BF16,                   \
-        .output = YARD_EP_F32, .timeout_us = 5000000                                               \
+        .output = YARD_EP_F32, .timeout_us = 5000000, .self_proving_tokens = 128                   \
     }
+
+/* On GPUs (device YARD_EP_CUDA) the four calls enqueue kernels and return; they neither synchronise
+ * nor allocate, and may be captured in a CUDA graph and replayed. What differs from the CPU:
+ *   - The group belongs to the device that was current in yard_ep_create(). All pointers of the
+ * four calls are device memory, n_tokens too, and stream is a cudaStream_t of that device.
+ *   - "When the call returns" becomes "when the stream passes the call", completion and reuse
+ * alike.
+ *   - Bad token counts or ids and passed deadlines are found by kernels: the exchange's outputs are
+ *     then undefined, no later kernel of the group does anything, and yard_ep_poll() and every
+ * later call report it.
+ *   - Values of a NaN may change into another NaN. yard_ep_get_stats() counts nothing.
+ *   - At most 32 ranks on one node with NVLink or PCIe peer access, 255 experts a rank.
+ *   - A call from inside a stream capture, right behind the send that it belongs to, starts its
+ *     kernel while that send still runs. */
 
 /* Rows that expert_x, expert_y and row_index must have room for.
  *   dp = n_ranks / tp, local = n_experts / n_ranks

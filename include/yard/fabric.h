@@ -38,7 +38,8 @@ typedef struct yard_fabric_config {
     uint32_t rank, n_ranks; /* required; yard_fabric_config_from_env() finds them */
     size_t heap_bytes;      /* required, equal on all ranks */
     const char *transport;  /* NULL: shm if all ranks are on one node, tcp if each has its own, else
-                               shm+tcp; or "shm", "tcp", "shm+tcp", "libfabric" */
+                               shm+tcp; or "shm", "tcp", "shm+tcp", "libfabric";
+                               "nvlink": device memory of one node, for libyard-ep on GPUs */
     const char *provider;   /* libfabric only: "tcp", "verbs", "efa", ..; NULL: best there is */
     const char *rendezvous; /* where rank 0 listens: "host:port", or "unix:NAME" when all ranks are
                                on one node. NULL with n_ranks 1 */

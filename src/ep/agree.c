@@ -30,6 +30,9 @@ void yard_ep_sign(const yard_ep_config *c, ep_signature *out)
 {
     memset(out, 0, sizeof(*out));
     describe_config(c, out->text, sizeof(out->text));
+    if (c->device == YARD_EP_CUDA)
+        snprintf(out->text + strlen(out->text), sizeof(out->text) - strlen(out->text),
+                 ", cuda, self-proving up to %u", c->self_proving_tokens);
     out->hash = 0xcbf29ce484222325u;
     for (const char *at = out->text; *at; at++) /* FNV-1a */
         out->hash = (out->hash ^ (uint8_t)*at) * 0x100000001b3u;

@@ -54,6 +54,7 @@ static yard_status check_fields(const yard_ep_config *c, yard_error *err)
         { "combine", c->combine, 0, YARD_EP_BF16 }, { "input", c->input, 0, YARD_EP_FP8 },
         { "output", c->output, 0, YARD_EP_BF16 },   { "mode", c->mode, 0, YARD_EP_PARTIAL },
         { "layout", c->layout, 0, YARD_EP_FLAT },
+        { "device", c->device, 0, YARD_EP_CUDA },
     };
 
     for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]); i++)
@@ -99,6 +100,11 @@ static yard_status check_config(const yard_ep_config *c, uint32_t n_ranks, yard_
     return st == YARD_OK ? check_ranks(c, n_ranks, err) : st;
 }
 
+static const ep_backend *backend_of(const yard_ep_config *c)
+{
+    return c->device == YARD_EP_CUDA ? &yard_ep_cuda : &yard_ep_cpu;
+}
+
 static size_t dtype_bytes(yard_ep_dtype dtype)
 {
     return dtype == YARD_EP_F32 ? 4 : dtype == YARD_EP_BF16 ? 2 : 1;
@@ -110,6 +116,7 @@ static void derive(yard_ep *ep, uint32_t rank, uint32_t n_ranks)
     const yard_ep_config *c = &ep->config;
     uint32_t per_token;
 
+    ep->backend = backend_of(c);
     ep->rank = rank;
     ep->n_ranks = n_ranks;
     ep->dp = n_ranks / c->tp;
@@ -131,50 +138,6 @@ static void derive(yard_ep *ep, uint32_t rank, uint32_t n_ranks)
         (uint64_t)ep->dp * c->max_tokens * per_token + (uint64_t)ep->n_local * (c->row_align - 1);
 }
 
-static yard_sym take(yard_sym *at, size_t n_bytes)
-{
-    const yard_sym place = *at;
-
-    *at += yard_ep_align(n_bytes);
-    return place;
-}
-
-static void lay_out_round(const yard_ep *ep, bool copies, yard_sym *at, round_heap *h)
-{
-    const yard_ep_config *c = &ep->config;
-    const size_t r = ep->n_ranks, t = c->max_tokens;
-
-    h->headers = take(at, r * ep->header_bytes);
-    h->dispatch_rows = take(at, (size_t)ep->dp * t * ep->dispatch_row_bytes);
-    h->combine_rows = take(at, t * c->top_k * ep->combine_row_bytes);
-    h->output_rows = take(at, c->tp > 1 ? t * ep->output_row_bytes : 0);
-    h->sig_header = take(at, r * 8);
-    h->sig_rows = take(at, r * 8);
-    h->sig_combine = take(at, r * 8);
-    h->sig_results = take(at, r * 8);
-    h->sig_output = take(at, r * 8);
-    h->stage_headers = take(at, r * ep->header_bytes);
-    h->stage_rows = take(at, t * ep->dispatch_row_bytes);
-    h->stage_combine =
-        take(at, (copies || c->expert_y_in_place ? 1 : ep->routed_rows) * ep->combine_row_bytes);
-    h->stage_output = take(at, (copies ? 1 : t) * ep->output_row_bytes);
-    if (!c->expert_y_in_place)
-        return;
-    h->expert_y = take(at, ep->routed_rows * c->hidden * dtype_bytes(c->combine));
-    h->result_lists = take(at, r * ep->list_bytes);
-    h->stage_lists = take(at, r * ep->list_bytes);
-}
-
-static size_t heap_bytes(const yard_ep *ep, bool copies)
-{
-    yard_sym at = yard_ep_agree_bytes(ep->n_ranks);
-    round_heap unused;
-
-    for (uint32_t i = 0; i < ep->config.n_rounds; i++)
-        lay_out_round(ep, copies, &at, &unused);
-    return at;
-}
-
 yard_status yard_ep_capacity_of(const yard_ep_config *config, uint32_t n_ranks,
                                 yard_ep_capacity *out, yard_error *err)
 {
@@ -191,8 +154,10 @@ yard_status yard_ep_capacity_of(const yard_ep_config *config, uint32_t n_ranks,
     out->expert_y_rows = ep.routed_rows;
     out->expert_x_rows =
         ep.config.layout == YARD_EP_FLAT ? (uint64_t)ep.dp * ep.config.max_tokens : ep.routed_rows;
-    out->heap_bytes = heap_bytes(&ep, false);
-    return YARD_OK;
+    st = ep.backend->check(&ep, err);
+    if (st == YARD_OK)
+        out->heap_bytes = ep.backend->heap_bytes(&ep, false);
+    return st;
 }
 
 /* ---- creation ---------------------------------------------------------------------------- */
@@ -254,114 +219,22 @@ static yard_status make_fabric(yard_ep *ep, yard_error *err)
         return st;
     }
     derive(ep, config.rank, config.n_ranks);
-    config.heap_bytes = heap_bytes(ep, false);
+    st = ep->backend->check(ep, err);
+    if (st != YARD_OK) {
+        tell_others(config);
+        return st;
+    }
+    config.heap_bytes = ep->backend->heap_bytes(ep, false);
+    if (!config.transport)
+        config.transport = ep->backend->transport;
     ep->owns_fabric = true;
-    return yard_fabric_create_for(&ep->fabric, &config, heap_bytes(ep, true), err);
-}
-
-/* Called twice: to measure, then to place. */
-static void lay_out_memory(yard_ep *ep, yard_arena *arena)
-{
-    const yard_ep_config *c = &ep->config;
-    const size_t r = ep->n_ranks * sizeof(uint64_t);
-
-    ep->rounds = yard_arena_take(arena, c->n_rounds * sizeof(*ep->rounds));
-    ep->cursor = yard_arena_take(arena, (ep->n_local + 1) * sizeof(*ep->cursor));
-    ep->row_f32 = yard_arena_take(arena, c->hidden * sizeof(float));
-    ep->target = yard_arena_take(arena, ep->n_ranks);
-    ep->used = yard_arena_take(arena, c->n_experts * sizeof(*ep->used));
-    ep->relay_to = yard_arena_take(arena, ep->n_ranks * sizeof(*ep->relay_to));
-    ep->relay_from = yard_arena_take(arena, ep->n_ranks * sizeof(*ep->relay_from));
-    ep->seen = yard_arena_take(arena, ep->n_ranks * sizeof(*ep->seen));
-    ep->in_place = yard_arena_take(arena, ep->n_ranks * sizeof(*ep->in_place));
-    ep->n_listed = yard_arena_take(arena, ep->n_ranks * sizeof(*ep->n_listed));
-    for (uint32_t i = 0; i < c->n_rounds; i++) {
-        yard_ep_round round = {
-            .ep = ep,
-            .rows_seen = yard_arena_take(arena, r),
-            .results_seen = yard_arena_take(arena, r),
-            .outputs_seen = yard_arena_take(arena, r),
-            .expert = yard_arena_take(arena, (size_t)c->max_tokens * c->top_k * sizeof(int32_t)),
-            .weight = yard_arena_take(arena, (size_t)c->max_tokens * c->top_k * sizeof(float)),
-            .arrivals = yard_arena_take(arena, (size_t)ep->dp * c->max_tokens * sizeof(arrival)),
-            .first_row = yard_arena_take(arena, (ep->n_local + 1) * sizeof(int32_t)),
-        };
-        if (arena->base)
-            ep->rounds[i] = round;
-    }
-}
-
-static yard_status allocate(yard_ep *ep, yard_error *err)
-{
-    yard_arena arena = { 0 };
-    yard_sym at = ep->config.heap_at + yard_ep_agree_bytes(ep->n_ranks);
-
-    lay_out_memory(ep, &arena);
-    arena.size_bytes = arena.used_bytes;
-    arena.used_bytes = 0;
-    arena.base = ep->block = yard_alloc(arena.size_bytes);
-    if (!ep->block)
-        return yard_fail(err, YARD_ENOMEM, "ep: %zu bytes", arena.size_bytes);
-    lay_out_memory(ep, &arena);
-    for (uint32_t i = 0; i < ep->config.n_rounds; i++)
-        lay_out_round(ep, yard_fabric_copies(ep->fabric), &at, &ep->rounds[i].heap);
-    return YARD_OK;
-}
-
-/* The rank of to's node whose heap takes from's rows: to itself, or with node_copies and from
- * elsewhere the relay, which is chosen by from so that the load spreads. */
-static uint32_t relay_of(const yard_ep *ep, uint32_t from, uint32_t to)
-{
-    const uint32_t node = yard_fabric_node(ep->fabric, to);
-    uint32_t n_mates = 1, relay = 0, skip; /* to itself is one */
-
-    if (!ep->config.node_copies || yard_fabric_node(ep->fabric, from) == node)
-        return to;
-    for (uint32_t r = 0; r < ep->n_ranks; r++)
-        n_mates += r != to && yard_fabric_node(ep->fabric, r) == node;
-    skip = from % n_mates;
-    while (yard_fabric_node(ep->fabric, relay) != node || skip-- > 0)
-        relay++;
-    return relay;
-}
-
-/* The same answer on all ranks, for they all know the nodes. */
-static yard_status check_nodes(const yard_ep *ep, yard_error *err)
-{
-    uint32_t n_nodes = 0;
-
-    for (uint32_t r = 0; r < ep->n_ranks; r++)
-        if (yard_fabric_node(ep->fabric, r) >= n_nodes)
-            n_nodes = yard_fabric_node(ep->fabric, r) + 1;
-    if (!ep->config.node_copies || yard_fabric_shares_node(ep->fabric) || n_nodes == 1 ||
-        n_nodes == ep->n_ranks)
-        return YARD_OK;
-    return yard_fail(err, YARD_ENOTSUP,
-                     "ep config: node_copies: want a transport by which ranks of a node share "
-                     "memory (shm+tcp), got %s",
-                     yard_fabric_transport(ep->fabric, NULL));
-}
-
-static void choose_relays(yard_ep *ep)
-{
-    for (uint32_t r = 0; r < ep->n_ranks; r++) {
-        ep->relay_to[r] = relay_of(ep, ep->rank, r);
-        ep->relay_from[r] = relay_of(ep, r, ep->rank);
-    }
-}
-
-static void choose_places(yard_ep *ep)
-{
-    for (uint32_t r = 0; r < ep->n_ranks; r++) {
-        ep->seen[r] = r != ep->rank && yard_fabric_view(ep->fabric, r, 0) != NULL;
-        ep->in_place[r] = ep->config.expert_y_in_place && (r == ep->rank || ep->seen[r]);
-    }
+    return yard_fabric_create_for(&ep->fabric, &config, ep->backend->heap_bytes(ep, true), err);
 }
 
 static yard_status check_heap(const yard_ep *ep, yard_error *err)
 {
     const uint64_t has = yard_fabric_heap_bytes(ep->fabric), at = ep->config.heap_at;
-    const size_t want = heap_bytes(ep, yard_fabric_copies(ep->fabric));
+    const size_t want = ep->backend->heap_bytes(ep, yard_fabric_copies(ep->fabric));
 
     if (at > has || want > has - at)
         return yard_fail(err, YARD_EINVAL,
@@ -372,26 +245,21 @@ static yard_status check_heap(const yard_ep *ep, yard_error *err)
 
 static yard_status start(yard_ep *ep, yard_error *err)
 {
-    const char *reason = "";
+    const char *reason = "", *transport;
     yard_status st = ep->config.fabric ? borrow_fabric(ep, err) : make_fabric(ep, err);
 
     if (st != YARD_OK)
         return st;
     derive(ep, yard_fabric_rank(ep->fabric), yard_fabric_size(ep->fabric));
-    st = check_heap(ep, err);
+    st = ep->backend->check(ep, err);
+    if (st == YARD_OK)
+        st = check_heap(ep, err);
     if (st != YARD_OK)
         return st;
-    if (check_nodes(ep, err) != YARD_OK)
-        return YARD_ENOTSUP;
-    ep->convert = yard_convert_best();
-    const char *transport = yard_fabric_transport(ep->fabric, &reason);
-    snprintf(ep->description, sizeof(ep->description), "cpu over %s: %s", transport, reason);
-    st = allocate(ep, err);
-    if (st == YARD_OK) {
-        choose_relays(ep);
-        choose_places(ep);
-    }
-    return st;
+    transport = yard_fabric_transport(ep->fabric, &reason);
+    snprintf(ep->description, sizeof(ep->description), "%s over %s: %s", ep->backend->name, transport,
+             reason);
+    return ep->backend->open(ep, err);
 }
 
 yard_status yard_ep_create(yard_ep **out, const yard_ep_config *config, yard_error *err)
@@ -416,6 +284,8 @@ void yard_ep_destroy(yard_ep *ep)
 {
     if (!ep)
         return;
+    if (ep->backend && ep->backend->close)
+        ep->backend->close(ep); /* before the heap goes */
     if (ep->owns_fabric)
         yard_fabric_destroy(ep->fabric);
     free(ep->block);
@@ -450,6 +320,56 @@ void *yard_ep_expert_y(const yard_ep_round *round)
 void yard_ep_get_stats(const yard_ep *ep, yard_ep_stats *out)
 {
     *out = ep->stats;
+}
+
+/* ---- the four calls ------------------------------------------------------------------------ */
+
+yard_status yard_ep_dispatch_send(yard_ep_round *round, const void *x, const float *x_scale,
+                                  const int32_t *expert, const float *weight,
+                                  const int32_t *n_tokens, yard_stream stream)
+{
+    const yard_status st = yard_ep_enter(round, ROUND_IDLE, "dispatch_send");
+
+    if (st != YARD_OK)
+        return st;
+    return round->ep->backend->dispatch_send(round, x, x_scale, expert, weight, n_tokens, stream);
+}
+
+yard_status yard_ep_dispatch_recv(yard_ep_round *round, void *expert_x, float *expert_x_scale,
+                                  int32_t *expert_count, int32_t *row_index, yard_stream stream)
+{
+    yard_ep *ep = round->ep;
+    const yard_status st = yard_ep_enter(round, ROUND_DISPATCH_SENT, "dispatch_recv");
+
+    if (st != YARD_OK)
+        return st;
+    if (!row_index && ep->config.layout == YARD_EP_FLAT)
+        return yard_fail(&ep->err, YARD_EINVAL,
+                         "dispatch_recv: row_index: the flat layout needs "
+                         "it, got NULL");
+    if ((expert_x_scale != NULL) != (ep->config.dispatch == YARD_EP_FP8))
+        return yard_fail(&ep->err, YARD_EINVAL,
+                         "dispatch_recv: expert_x_scale: want it exactly "
+                         "when dispatch is FP8");
+    if (!expert_x || !expert_count)
+        return yard_fail(&ep->err, YARD_EINVAL,
+                         "dispatch_recv: expert_x, expert_count: want buffers, got NULL");
+    return ep->backend->dispatch_recv(round, expert_x, expert_x_scale, expert_count, row_index,
+                                      stream);
+}
+
+yard_status yard_ep_combine_send(yard_ep_round *round, const void *expert_y, yard_stream stream)
+{
+    const yard_status st = yard_ep_enter(round, ROUND_DISPATCHED, "combine_send");
+
+    return st == YARD_OK ? round->ep->backend->combine_send(round, expert_y, stream) : st;
+}
+
+yard_status yard_ep_combine_recv(yard_ep_round *round, void *y, yard_stream stream)
+{
+    const yard_status st = yard_ep_enter(round, ROUND_COMBINE_SENT, "combine_recv");
+
+    return st == YARD_OK ? round->ep->backend->combine_recv(round, y, stream) : st;
 }
 
 /* ---- puts ---------------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
-/* The ep room's header for its neighbours: libyard-ep, and the sum over an instance's ranks that
- * tensor parallelism needs. */
+/* The ep room's header for its neighbours: libyard-ep, the sum over an instance's ranks that tensor
+ * parallelism needs, and what `switchyard bench ep` needs of a GPU without seeing CUDA. */
 #ifndef YARD_EP_ROOM_H
 #define YARD_EP_ROOM_H
 
@@ -37,5 +37,61 @@ yard_status yard_all_reduce_sum(yard_all_reduce *reduce, float *x, const int32_t
 
 /* The message of the first failure; "" if there was none. */
 const char *yard_all_reduce_error(const yard_all_reduce *reduce);
+
+/* ---- measurements on a device; without CUDA every call returns YARD_ENOTSUP ---------------- */
+
+/* The devices of this process. Errors: YARD_ENOTSUP when there is none. */
+yard_status yard_ep_device_count(uint32_t *out, yard_error *err);
+/* Makes a device that of the calling thread; name  [64] "NVIDIA H200", may be NULL; versions  [64]
+ * "driver 13.0, runtime 13.0". */
+yard_status yard_ep_device_use(uint32_t device, char *name, char *versions, yard_error *err);
+
+/* Exchanges of a group on a device, over and over. Sets of inputs take turns, so that a row that is
+ * left from the exchange before does not look right. */
+typedef struct yard_ep_bench yard_ep_bench;
+
+typedef struct yard_ep_bench_inputs {
+    uint32_t n_sets, n_tokens;
+    const void *x;         /* [n_sets][n_tokens, hidden] of config.input */
+    const float *x_scale;  /* [n_sets][n_tokens, groups] when that is FP8, else NULL */
+    const int32_t *expert; /* [n_sets][n_tokens, top_k] */
+    const float *weight;
+    const void *expert_y; /* [expert_y_rows, hidden] of config.combine */
+} yard_ep_bench_inputs;
+
+/* Copies the inputs; ep is borrowed and its first round used. Give NULL for config.output of
+ * another size than f32. */
+yard_status yard_ep_bench_create(yard_ep_bench **out, yard_ep *ep, const yard_ep_config *config,
+                                 const yard_ep_bench_inputs *inputs, yard_error *err);
+void yard_ep_bench_destroy(yard_ep_bench *b);
+
+typedef enum yard_ep_bench_launch {
+    YARD_EP_BENCH_GRAPH, /* replays of a graph of pairs, nothing between the calls */
+    YARD_EP_BENCH_SINGLE /* call by call; a sample is one pair from an idle stream to its end */
+} yard_ep_bench_launch;
+
+typedef struct yard_ep_bench_plan {
+    yard_ep_bench_launch launch;
+    uint32_t n_samples, n_pairs; /* samples, and pairs in the graph that a sample is the mean of */
+    uint32_t between_us; /* busy work of all multiprocessors between a send and its receive */
+    bool cold;           /* other data pass through the cache before each call */
+    bool phases;         /* marks between the calls: also dispatch and combine by themselves */
+} yard_ep_bench_plan;
+
+/* All ranks at the same time with the same plan.
+ *   pair, dispatch, combine  [n_samples] microseconds of a pair; the latter two only with phases
+ * Work between the calls is in the figures; measure it by yard_ep_bench_fillers() alone. */
+yard_status yard_ep_bench_time(yard_ep_bench *b, const yard_ep_bench_plan *plan, double *pair,
+                               double *dispatch, double *combine, yard_error *err);
+/* The same graph with the work between the calls only. */
+yard_status yard_ep_bench_fillers(yard_ep_bench *b, const yard_ep_bench_plan *plan, double *pair,
+                                  yard_error *err);
+
+/* Spoils the outputs, runs one exchange with input set set_idx and copies what came out; pointers
+ * may be NULL. expert_x [expert_x_rows, hidden] of config.dispatch, expert_x_scale, expert_count,
+ * row_index as in ep.h; y [n_tokens, hidden] of config.output */
+yard_status yard_ep_bench_exchange(yard_ep_bench *b, uint32_t set_idx, void *expert_x,
+                                   float *expert_x_scale, int32_t *expert_count, int32_t *row_index,
+                                   void *y, yard_error *err);
 
 #endif

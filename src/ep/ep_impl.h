@@ -130,8 +130,31 @@ struct yard_ep_round {
     int32_t *first_row; /* [n_local + 1] first expert-major row of each local expert, aligned */
 };
 
+/* What carries out the calls: ranks as processes on CPUs (ep/cpu) or GPUs (ep/cuda). The calls were
+ * checked to be in order before they get here. */
+typedef struct ep_backend {
+    const char *name;
+    const char *transport; /* of the group's own fabric; NULL: the fabric chooses */
+    yard_status (*check)(const yard_ep *ep, yard_error *err); /* what this backend cannot do */
+    size_t (*heap_bytes)(const yard_ep *ep, bool copies);
+    yard_status (*open)(yard_ep *ep, yard_error *err); /* the fabric is there; sets ep->rounds */
+    void (*close)(yard_ep *ep);                        /* half-opened ones too; may be NULL */
+    void (*look)(yard_ep *ep); /* sets ep->status if something failed meanwhile; may be NULL */
+    yard_status (*dispatch_send)(yard_ep_round *round, const void *x, const float *x_scale,
+                                 const int32_t *expert, const float *weight,
+                                 const int32_t *n_tokens, yard_stream stream);
+    yard_status (*dispatch_recv)(yard_ep_round *round, void *expert_x, float *expert_x_scale,
+                                 int32_t *expert_count, int32_t *row_index, yard_stream stream);
+    yard_status (*combine_send)(yard_ep_round *round, const void *expert_y, yard_stream stream);
+    yard_status (*combine_recv)(yard_ep_round *round, void *y, yard_stream stream);
+} ep_backend;
+
+extern const ep_backend yard_ep_cpu, yard_ep_cuda;
+
 struct yard_ep {
     yard_ep_config config;
+    const ep_backend *backend;
+    void *impl; /* of the backend */
     yard_fabric *fabric;
     bool owns_fabric;
     const yard_convert *convert;
@@ -215,6 +238,17 @@ static inline int32_t ep_local_expert(const yard_ep *ep, int32_t expert)
 
 /* The sticky status; then whether the round is in the wanted state. */
 yard_status yard_ep_enter(yard_ep_round *round, round_state want, const char *call);
+
+yard_status yard_ep_cpu_dispatch_send(yard_ep_round *round, const void *x, const float *x_scale,
+                                      const int32_t *expert, const float *weight,
+                                      const int32_t *n_tokens, yard_stream stream);
+yard_status yard_ep_cpu_dispatch_recv(yard_ep_round *round, void *expert_x, float *expert_x_scale,
+                                      int32_t *expert_count, int32_t *row_index,
+                                      yard_stream stream);
+yard_status yard_ep_cpu_combine_send(yard_ep_round *round, const void *expert_y,
+                                     yard_stream stream);
+yard_status yard_ep_cpu_combine_recv(yard_ep_round *round, void *y, yard_stream stream);
+
 /* Records a failure of the fabric under the name of the call. sig: the header words [n_ranks] that
  * the call waited for, so that every rank that is missing is named; 0 and a call that only sends
  * names the first lost one. */

@@ -54,6 +54,8 @@ yard_status yard_ep_broken(yard_ep_round *round, yard_status st, const char *cal
 
 yard_status yard_ep_poll(yard_ep *ep)
 {
+    if (ep->status == YARD_OK && ep->backend->look)
+        ep->backend->look(ep);
     if (ep->status == YARD_OK && yard_fabric_poll(ep->fabric, NULL) != YARD_OK)
         return broken(ep, YARD_EPEER, "poll", "");
     return ep->status;
@@ -67,6 +69,8 @@ yard_status yard_ep_enter(yard_ep_round *round, round_state want, const char *ca
                                              [ROUND_COMBINE_SENT] = "combine_recv" };
     yard_ep *ep = round->ep;
 
+    if (ep->status == YARD_OK && ep->backend->look)
+        ep->backend->look(ep);
     if (ep->status != YARD_OK)
         return ep->status;
     if (round->state != want)

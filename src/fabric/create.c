@@ -14,7 +14,8 @@
 enum { SPINS = 1000, SPINS_CROWDED = 50 };
 
 static const yard_fabric_ops *const transports[] = { &yard_fabric_shm, &yard_fabric_tcp,
-                                                     &yard_fabric_mixed, &yard_fabric_libfabric };
+                                                     &yard_fabric_mixed, &yard_fabric_libfabric,
+                                                     &yard_fabric_nvlink };
 
 /* ---- configuration ----------------------------------------------------------------- */
 
@@ -151,10 +152,10 @@ static yard_status choose_transport(yard_fabric *f, yard_error *err)
     f->ops = find_transport(name);
     if (!f->ops)
         return yard_fail(err, YARD_ENOTSUP, "fabric: transport: '%s' is not in this build", name);
-    if (f->ops == &yard_fabric_shm && f->n_nodes > 1)
+    if ((f->ops == &yard_fabric_shm || f->ops == &yard_fabric_nvlink) && f->n_nodes > 1)
         return yard_fail(err, YARD_EINVAL,
-                         "fabric: transport: shm wants all ranks on one node, got %u nodes",
-                         f->n_nodes);
+                         "fabric: transport: %s wants all ranks on one node, got %u nodes",
+                         f->ops->name, f->n_nodes);
     if (told)
         snprintf(f->reason, sizeof(f->reason), "the config asks for it");
     else if (f->n_ranks == 1)

@@ -48,6 +48,11 @@ void *yard_fabric_impl(const yard_fabric *f)
     return f->impl;
 }
 
+void *yard_fabric_device_heap(const yard_fabric *f, uint32_t rank)
+{
+    return f->ops->device_heap && rank < f->n_ranks ? f->ops->device_heap(f, rank) : NULL;
+}
+
 const char *yard_fabric_error(const yard_fabric *f)
 {
     return f->err.message;
@@ -84,6 +89,10 @@ static yard_status check_peer(yard_fabric *f, uint32_t peer)
 
 static yard_status check_signal(yard_fabric *f, yard_sym sig)
 {
+    if (f->ops->device_heap)
+        return yard_fail(&f->err, YARD_ENOTSUP,
+                         "fabric: %s: the heap is device memory, where only kernels put and wait",
+                         f->ops->name);
     if (sig % 8 == 0 && f->heap_bytes >= 8 && sig <= f->heap_bytes - 8)
         return YARD_OK;
     return yard_fail(&f->err, YARD_EINVAL,

@@ -39,6 +39,10 @@ typedef struct yard_fabric_ops {
     bool (*drained)(yard_fabric *f, uint32_t peer);
     /* Makes a sleeper look again (a peer was lost); called from the control thread. */
     void (*wake)(yard_fabric *f);
+    /* The heap is memory of a device: kernels put and wait, calls from the host get YARD_ENOTSUP.
+     * Where this rank's device reaches the heap of a rank by plain stores, or NULL. The heap is
+     * filled with ones, not zeros: what self-proving data needs. NULL: host memory. */
+    void *(*device_heap)(const yard_fabric *f, uint32_t rank);
 } yard_fabric_ops;
 
 enum { YARD_MAX_CONFIG_BYTES = 4096 }; /* a config whose size is larger was never initialised */
@@ -69,6 +73,9 @@ yard_status yard_fabric_config_differs(const yard_rank_config *a, const yard_ran
 
 /* A deadline config.start_timeout_us from now, for what callers exchange while they start. */
 yard_deadline yard_fabric_start_deadline(const yard_fabric *fabric);
+
+/* See ops->device_heap; NULL for host memory and ranks that do not exist. */
+void *yard_fabric_device_heap(const yard_fabric *f, uint32_t rank);
 
 /* A fabric over a transport that is not in the table (tests: simulated networks). heap is
  * heap_bytes of zeroed memory, 64-byte aligned, owned by the transport. ops->open is not called;

@@ -216,15 +216,16 @@ static yard_status trade_in_node(yard_fabric *f, yard_heaps *h, yard_error *err)
     return st;
 }
 
-yard_status yard_heaps_open(yard_fabric *f, yard_heaps *h, int event, yard_error *err)
+yard_status yard_heaps_open(yard_fabric *f, yard_heaps *h, size_t heap_bytes, int event,
+                            yard_error *err)
 {
     const size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
     yard_status st;
 
     h->fd = -1;
-    if (f->heap_bytes > PTRDIFF_MAX / 2)
-        return yard_fail(err, YARD_ENOMEM, "fabric: heap: %zu bytes", f->heap_bytes);
-    h->n_bytes = yard_align_up(YARD_HEAP_CONTROL_BYTES + f->heap_bytes, page_bytes);
+    if (heap_bytes > PTRDIFF_MAX / 2)
+        return yard_fail(err, YARD_ENOMEM, "fabric: heap: %zu bytes", heap_bytes);
+    h->n_bytes = yard_align_up(YARD_HEAP_CONTROL_BYTES + heap_bytes, page_bytes);
     h->maps = calloc(f->n_ranks, sizeof(*h->maps));
     h->events = calloc(f->n_ranks, sizeof(*h->events));
     if (!h->maps || !h->events)

@@ -33,7 +33,8 @@ typedef struct yard_heaps {
 /* Collective within the node, in ops->open, once the control sockets are there: makes the own heap
  * and maps all. event: an eventfd that the others get beside the heap, or -1. Call close also after
  * a failure. */
-yard_status yard_heaps_open(yard_fabric *f, yard_heaps *h, int event, yard_error *err);
+yard_status yard_heaps_open(yard_fabric *f, yard_heaps *h, size_t heap_bytes, int event,
+                            yard_error *err);
 void yard_heaps_close(const yard_fabric *f, yard_heaps *h);
 
 static inline bool yard_heaps_has(const yard_heaps *h, uint32_t rank)

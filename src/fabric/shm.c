@@ -107,7 +107,7 @@ static yard_status shm_open_fabric(yard_fabric *f, yard_error *err)
     f->impl = calloc(1, sizeof(yard_heaps));
     if (!f->impl)
         return yard_fail(err, YARD_ENOMEM, "fabric: heap: %zu bytes", sizeof(yard_heaps));
-    return yard_heaps_open(f, f->impl, -1, err);
+    return yard_heaps_open(f, f->impl, f->heap_bytes, -1, err);
 }
 
 static void shm_close(yard_fabric *f)

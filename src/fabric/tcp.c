@@ -217,7 +217,8 @@ bool yard_tcp_drained(yard_fabric *f, uint32_t peer)
 
 static yard_status map_shared_heap(yard_tcp *t, yard_error *err)
 {
-    yard_status st = yard_heaps_open(t->fabric, &t->heaps, t->driver.wake, err);
+    yard_status st =
+        yard_heaps_open(t->fabric, &t->heaps, t->fabric->heap_bytes, t->driver.wake, err);
 
     if (st == YARD_OK) /* where the ranks that signal this one see it */
         t->driver.blocked = &yard_heaps_control(&t->heaps, t->fabric->rank)->blocked;

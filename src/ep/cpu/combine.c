@@ -202,14 +202,14 @@ static yard_status send_partial(yard_ep_round *round, const arrival *a, const vo
     return YARD_OK;
 }
 
-yard_status yard_ep_combine_send(yard_ep_round *round, const void *expert_y, yard_stream stream)
+yard_status yard_ep_cpu_combine_send(yard_ep_round *round, const void *expert_y, yard_stream stream)
 {
     yard_ep *ep = round->ep;
-    yard_status st = yard_ep_enter(round, ROUND_DISPATCHED, "combine_send");
+    yard_status st = YARD_OK;
     uint32_t n_staged = 0;
 
     (void)stream;
-    if (st == YARD_OK && round->n_arrivals > 0 && !expert_y)
+    if (round->n_arrivals > 0 && !expert_y)
         st = yard_fail(&ep->err, YARD_EINVAL, "combine_send: expert_y: want rows, got NULL");
     if (st == YARD_OK && ep->config.expert_y_in_place && expert_y != yard_ep_expert_y(round))
         st =
@@ -378,19 +378,17 @@ static yard_status take_outputs(yard_ep_round *round, uint8_t *y, size_t y_row_b
     return YARD_OK;
 }
 
-yard_status yard_ep_combine_recv(yard_ep_round *round, void *y, yard_stream stream)
+yard_status yard_ep_cpu_combine_recv(yard_ep_round *round, void *y, yard_stream stream)
 {
     yard_ep *ep = round->ep;
     const size_t y_row_bytes = ep->config.hidden * yard_dtype_bytes(plain_dtype(ep->config.output));
     const yard_deadline until = yard_fabric_deadline(ep->fabric, ep->config.timeout_us);
-    yard_status st = yard_ep_enter(round, ROUND_COMBINE_SENT, "combine_recv");
+    yard_status st;
 
     (void)stream;
-    if (st == YARD_OK && round->n_tokens > 0 && !y)
-        st = yard_fail(&ep->err, YARD_EINVAL, "combine_recv: y: want %u rows, got NULL",
-                       round->n_tokens);
-    if (st != YARD_OK)
-        return st;
+    if (round->n_tokens > 0 && !y)
+        return yard_fail(&ep->err, YARD_EINVAL, "combine_recv: y: want %u rows, got NULL",
+                         round->n_tokens);
     st = wait_results(round, until);
     memset(ep->n_listed, 0, ep->n_ranks * sizeof(*ep->n_listed));
     for (uint32_t t = ep->replica; st == YARD_OK && t < round->n_tokens; t += ep->config.tp) {

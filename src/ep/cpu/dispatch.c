@@ -196,15 +196,15 @@ static yard_status send_headers(yard_ep_round *round)
     return YARD_OK;
 }
 
-yard_status yard_ep_dispatch_send(yard_ep_round *round, const void *x, const float *x_scale,
+yard_status yard_ep_cpu_dispatch_send(yard_ep_round *round, const void *x, const float *x_scale,
                                   const int32_t *expert, const float *weight,
                                   const int32_t *n_tokens, yard_stream stream)
 {
     yard_ep *ep = round->ep;
-    yard_status st = yard_ep_enter(round, ROUND_IDLE, "dispatch_send");
+    yard_status st = YARD_OK;
 
     (void)stream;
-    if (st == YARD_OK && !n_tokens)
+    if (!n_tokens)
         st = yard_fail(&ep->err, YARD_EINVAL, "dispatch_send: n_tokens: want a number, got NULL");
     if (st == YARD_OK && *n_tokens > 0 && (!x || !expert || !weight))
         st = yard_fail(&ep->err, YARD_EINVAL,
@@ -395,26 +395,13 @@ static void fan_out(yard_ep_round *round, void *expert_x, float *expert_x_scale,
     }
 }
 
-yard_status yard_ep_dispatch_recv(yard_ep_round *round, void *expert_x, float *expert_x_scale,
+yard_status yard_ep_cpu_dispatch_recv(yard_ep_round *round, void *expert_x, float *expert_x_scale,
                                   int32_t *expert_count, int32_t *row_index, yard_stream stream)
 {
     yard_ep *ep = round->ep;
-    yard_status st = yard_ep_enter(round, ROUND_DISPATCH_SENT, "dispatch_recv");
+    yard_status st;
 
     (void)stream;
-    if (st != YARD_OK)
-        return st;
-    if (!row_index && ep->config.layout == YARD_EP_FLAT)
-        return yard_fail(&ep->err, YARD_EINVAL,
-                         "dispatch_recv: row_index: the flat layout needs "
-                         "it, got NULL");
-    if ((expert_x_scale != NULL) != (ep->config.dispatch == YARD_EP_FP8))
-        return yard_fail(&ep->err, YARD_EINVAL,
-                         "dispatch_recv: expert_x_scale: want it exactly "
-                         "when dispatch is FP8");
-    if (!expert_x || !expert_count)
-        return yard_fail(&ep->err, YARD_EINVAL,
-                         "dispatch_recv: expert_x, expert_count: want buffers, got NULL");
     st = wait_arrivals(round);
     if (st != YARD_OK)
         return yard_ep_broken(round, st, "dispatch_recv", round->heap.sig_header);

@@ -1,0 +1,415 @@
+/* Times exchanges on a device. The ranks need no barrier: an exchange waits for all of them. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ep/cuda/bench.h"
+#include "ep/cuda/group.h"
+#include "ep/ep.h"
+
+enum { MAX_PAIRS = 64, COLD_BYTES = 192 << 20, WARM_UP = 5 };
+
+struct yard_ep_bench {
+    yard_ep *ep;
+    yard_ep_round *round;
+    yard_ep_config config;
+    yard_ep_capacity capacity;
+    uint32_t n_sets, n_tokens, n_groups, n_local;
+    size_t x_row_bytes;
+    cudaStream_t stream;
+    cudaEvent_t begun, ended, mark[MAX_PAIRS][3];
+    uint8_t *x, *expert_x, *expert_y, *y, *cold;
+    float *x_scale, *weight, *expert_x_scale;
+    int32_t *expert, *count, *row_index, *device_tokens;
+};
+
+/* ---- devices ------------------------------------------------------------------------------- */
+
+static yard_status failed(cudaError_t rc, const char *what, yard_error *err)
+{
+    if (rc == cudaSuccess)
+        return YARD_OK;
+    return yard_fail(err, rc == cudaErrorMemoryAllocation ? YARD_ENOMEM : YARD_EDEVICE,
+                     "bench on cuda: %s: %s", what, cudaGetErrorString(rc));
+}
+
+yard_status yard_ep_device_count(uint32_t *out, yard_error *err)
+{
+    int n = 0;
+    const cudaError_t rc = cudaGetDeviceCount(&n);
+
+    if (rc != cudaSuccess || n == 0)
+        return yard_fail(err, YARD_ENOTSUP, "no GPU here: %s", cudaGetErrorString(rc));
+    *out = (uint32_t)n;
+    return YARD_OK;
+}
+
+yard_status yard_ep_device_use(uint32_t device, char *name, char *versions, yard_error *err)
+{
+    struct cudaDeviceProp p;
+    int driver = 0, runtime = 0;
+    cudaError_t rc = cudaSetDevice((int)device);
+
+    if (rc == cudaSuccess)
+        rc = cudaGetDeviceProperties(&p, (int)device);
+    if (rc == cudaSuccess)
+        rc = cudaDriverGetVersion(&driver);
+    if (rc == cudaSuccess)
+        rc = cudaRuntimeGetVersion(&runtime);
+    if (rc != cudaSuccess)
+        return yard_fail(err, YARD_EDEVICE, "device %u: %s", device, cudaGetErrorString(rc));
+    if (name)
+        snprintf(name, 64, "%.63s", p.name);
+    if (versions)
+        snprintf(versions, 64, "CUDA driver %d.%d, runtime %d.%d", driver / 1000,
+                 driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    return YARD_OK;
+}
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+static cudaError_t get(void *to, size_t n_bytes, const void *from)
+{
+    cudaError_t rc = cudaMalloc((void **)to, n_bytes ? n_bytes : 1);
+
+    if (rc == cudaSuccess && from)
+        rc = cudaMemcpy(*(void **)to, from, n_bytes, cudaMemcpyHostToDevice);
+    return rc;
+}
+
+static yard_status get_memory(yard_ep_bench *b, const yard_ep_bench_inputs *in, yard_error *err)
+{
+    const yard_ep_config *c = &b->config;
+    const size_t t = (size_t)in->n_sets * in->n_tokens, rows = b->capacity.expert_x_rows;
+    const size_t out_bytes = c->output == YARD_EP_BF16 ? 2 : 4;
+    const int32_t n_tokens = (int32_t)in->n_tokens;
+    cudaError_t rc = get(&b->x, t * b->x_row_bytes, in->x);
+
+    if (rc == cudaSuccess && in->x_scale)
+        rc = get(&b->x_scale, t * b->n_groups * sizeof(float), in->x_scale);
+    if (rc == cudaSuccess)
+        rc = get(&b->expert, t * c->top_k * sizeof(int32_t), in->expert);
+    if (rc == cudaSuccess)
+        rc = get(&b->weight, t * c->top_k * sizeof(float), in->weight);
+    if (rc == cudaSuccess)
+        rc = get(&b->expert_y,
+                 b->capacity.expert_y_rows * c->hidden * (c->combine == YARD_EP_BF16 ? 2 : 4),
+                 in->expert_y);
+    if (rc == cudaSuccess)
+        rc = get(&b->device_tokens, sizeof(n_tokens), &n_tokens);
+    if (rc == cudaSuccess)
+        rc = get(&b->expert_x, rows * b->ep->payload_bytes, NULL);
+    if (rc == cudaSuccess && c->dispatch == YARD_EP_FP8)
+        rc = get(&b->expert_x_scale, rows * b->n_groups * sizeof(float), NULL);
+    if (rc == cudaSuccess)
+        rc = get(&b->count, b->n_local * sizeof(int32_t), NULL);
+    if (rc == cudaSuccess)
+        rc = get(&b->row_index, b->capacity.expert_y_rows * sizeof(int32_t), NULL);
+    if (rc == cudaSuccess)
+        rc = get(&b->y, (size_t)c->max_tokens * c->hidden * out_bytes, NULL);
+    if (rc == cudaSuccess)
+        rc = get(&b->cold, COLD_BYTES, NULL);
+    return failed(rc, "memory", err);
+}
+
+static yard_status make_events(yard_ep_bench *b, yard_error *err)
+{
+    cudaError_t rc = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking);
+
+    if (rc == cudaSuccess)
+        rc = cudaEventCreate(&b->begun);
+    if (rc == cudaSuccess)
+        rc = cudaEventCreate(&b->ended);
+    for (uint32_t i = 0; i < MAX_PAIRS * 3 && rc == cudaSuccess; i++)
+        rc = cudaEventCreate(&b->mark[i / 3][i % 3]);
+    return failed(rc, "stream and events", err);
+}
+
+yard_status yard_ep_bench_create(yard_ep_bench **out, yard_ep *ep, const yard_ep_config *config,
+                                 const yard_ep_bench_inputs *in, yard_error *err)
+{
+    yard_ep_bench *b = calloc(1, sizeof(*b));
+    yard_status st;
+
+    if (!b)
+        return yard_fail(err, YARD_ENOMEM, "bench on cuda: no memory");
+    b->ep = ep;
+    b->config = *config;
+    b->round = yard_ep_get_round(ep, 0);
+    b->n_sets = in->n_sets;
+    b->n_tokens = in->n_tokens;
+    b->n_groups = yard_group_count(config->hidden);
+    b->n_local = config->n_experts / yard_ep_size(ep);
+    b->x_row_bytes = (size_t)config->hidden * (config->input == YARD_EP_F32    ? 4
+                                               : config->input == YARD_EP_BF16 ? 2
+                                                                               : 1);
+    st = yard_ep_capacity_of(config, yard_ep_size(ep), &b->capacity, err);
+    if (st == YARD_OK)
+        st = get_memory(b, in, err);
+    if (st == YARD_OK)
+        st = make_events(b, err);
+    if (st != YARD_OK) {
+        yard_ep_bench_destroy(b);
+        return st;
+    }
+    *out = b;
+    return YARD_OK;
+}
+
+void yard_ep_bench_destroy(yard_ep_bench *b)
+{
+    if (!b)
+        return;
+    cudaDeviceSynchronize();
+    void *const memory[] = { b->x,      b->expert_x,       b->expert_y, b->y,
+                             b->cold,   b->weight,         b->x_scale,  b->row_index,
+                             b->expert, b->expert_x_scale, b->count,    b->device_tokens };
+    for (size_t i = 0; i < sizeof(memory) / sizeof(memory[0]); i++)
+        cudaFree(memory[i]);
+    for (uint32_t i = 0; i < MAX_PAIRS * 3; i++)
+        if (b->mark[i / 3][i % 3])
+            cudaEventDestroy(b->mark[i / 3][i % 3]);
+    if (b->begun)
+        cudaEventDestroy(b->begun);
+    if (b->ended)
+        cudaEventDestroy(b->ended);
+    if (b->stream)
+        cudaStreamDestroy(b->stream);
+    free(b);
+}
+
+/* ---- exchanges ----------------------------------------------------------------------------- */
+
+typedef struct what {
+    const yard_ep_bench_plan *plan;
+    bool calls; /* false: only what stands between them */
+} what;
+
+static cudaError_t fill_gap(yard_ep_bench *b, const what *w, bool behind_send)
+{
+    if (w->plan->cold)
+        return yard_ep_cuda_launch_sweep(b->cold, COLD_BYTES, b->stream);
+    if (w->plan->between_us && behind_send)
+        return yard_ep_cuda_launch_busy(w->plan->between_us, b->stream);
+    return cudaSuccess;
+}
+
+static yard_status dispatch(yard_ep_bench *b, uint32_t set, const what *w)
+{
+    const size_t first = (size_t)set * b->n_tokens, k = b->config.top_k;
+    const yard_stream s = (yard_stream)b->stream;
+    yard_status st = YARD_OK;
+
+    fill_gap(b, w, false);
+    if (w->calls)
+        st = yard_ep_dispatch_send(b->round, b->x + first * b->x_row_bytes,
+                                   b->x_scale ? b->x_scale + first * b->n_groups : NULL,
+                                   b->expert + first * k, b->weight + first * k, b->device_tokens,
+                                   s);
+    fill_gap(b, w, true);
+    if (w->calls && st == YARD_OK)
+        st = yard_ep_dispatch_recv(b->round, b->expert_x, b->expert_x_scale, b->count, b->row_index,
+                                   s);
+    return st;
+}
+
+static yard_status combine(yard_ep_bench *b, const what *w)
+{
+    yard_status st = YARD_OK;
+
+    fill_gap(b, w, false);
+    if (w->calls)
+        st = yard_ep_combine_send(b->round, b->expert_y, (yard_stream)b->stream);
+    fill_gap(b, w, true);
+    if (w->calls && st == YARD_OK)
+        st = yard_ep_combine_recv(b->round, b->y, (yard_stream)b->stream);
+    return st;
+}
+
+static yard_status enqueue_pairs(yard_ep_bench *b, const what *w, uint32_t n, yard_error *err)
+{
+    const unsigned int outside = cudaEventRecordExternal;
+    yard_status st = YARD_OK;
+
+    for (uint32_t i = 0; i < n && st == YARD_OK; i++) {
+        if (w->plan->phases)
+            cudaEventRecordWithFlags(b->mark[i][0], b->stream, outside);
+        st = dispatch(b, i % b->n_sets, w);
+        if (w->plan->phases)
+            cudaEventRecordWithFlags(b->mark[i][1], b->stream, outside);
+        if (st == YARD_OK)
+            st = combine(b, w);
+        if (w->plan->phases)
+            cudaEventRecordWithFlags(b->mark[i][2], b->stream, outside);
+    }
+    return st == YARD_OK ? failed(cudaGetLastError(), "launch", err)
+                         : yard_fail(err, st, "%s", yard_ep_error(b->ep));
+}
+
+static yard_status record(yard_ep_bench *b, const what *w, cudaGraphExec_t *out, yard_error *err)
+{
+    cudaGraph_t graph = NULL;
+    cudaError_t rc = cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal);
+    yard_status st;
+
+    if (rc != cudaSuccess)
+        return failed(rc, "capture", err);
+    st = enqueue_pairs(b, w, w->plan->n_pairs, err);
+    rc = cudaStreamEndCapture(b->stream, &graph);
+    if (st == YARD_OK && rc == cudaSuccess)
+        rc = cudaGraphInstantiate(out, graph, 0);
+    if (graph)
+        cudaGraphDestroy(graph);
+    return st == YARD_OK ? failed(rc, "graph", err) : st;
+}
+
+/* Mean of the pairs of one replay; the first pair of it found the stream idle and does not count.
+ */
+static cudaError_t read_marks(const yard_ep_bench *b, uint32_t n_pairs, double *dispatch_us,
+                              double *combine_us)
+{
+    const uint32_t first = n_pairs > 1;
+    double d = 0, c = 0;
+
+    for (uint32_t i = first; i < n_pairs; i++) {
+        float ms[2] = { 0, 0 };
+        cudaError_t rc = cudaEventElapsedTime(&ms[0], b->mark[i][0], b->mark[i][1]);
+        if (rc == cudaSuccess)
+            rc = cudaEventElapsedTime(&ms[1], b->mark[i][1], b->mark[i][2]);
+        if (rc != cudaSuccess)
+            return rc;
+        d += (double)ms[0] * 1e3;
+        c += (double)ms[1] * 1e3;
+    }
+    *dispatch_us = d / (n_pairs - first);
+    *combine_us = c / (n_pairs - first);
+    return cudaSuccess;
+}
+
+static yard_status time_graph(yard_ep_bench *b, const what *w, double *pair, double *dispatch_us,
+                              double *combine_us, yard_error *err)
+{
+    const yard_ep_bench_plan *p = w->plan;
+    cudaGraphExec_t graph = NULL;
+    yard_status st = record(b, w, &graph, err);
+    cudaError_t rc = cudaSuccess;
+
+    for (uint32_t i = 0; st == YARD_OK && rc == cudaSuccess && i < p->n_samples + WARM_UP; i++) {
+        const uint32_t at = i < WARM_UP ? 0 : i - WARM_UP;
+        float ms = 0;
+
+        cudaEventRecord(b->begun, b->stream);
+        cudaGraphLaunch(graph, b->stream);
+        cudaEventRecord(b->ended, b->stream);
+        rc = cudaEventSynchronize(b->ended);
+        if (rc == cudaSuccess)
+            rc = cudaEventElapsedTime(&ms, b->begun, b->ended);
+        pair[at] = (double)ms * 1e3 / p->n_pairs;
+        if (rc == cudaSuccess && p->phases)
+            rc = read_marks(b, p->n_pairs, &dispatch_us[at], &combine_us[at]);
+    }
+    if (graph)
+        cudaGraphExecDestroy(graph);
+    return st == YARD_OK ? failed(rc, "replay", err) : st;
+}
+
+static yard_status time_single(yard_ep_bench *b, const what *w, double *pair, double *dispatch_us,
+                               double *combine_us, yard_error *err)
+{
+    const yard_ep_bench_plan *p = w->plan;
+    cudaError_t rc = cudaSuccess;
+    yard_status st = YARD_OK;
+
+    for (uint32_t i = 0; st == YARD_OK && rc == cudaSuccess && i < p->n_samples + WARM_UP; i++) {
+        const uint32_t at = i < WARM_UP ? 0 : i - WARM_UP;
+        float ms = 0;
+
+        rc = cudaEventRecord(b->begun, b->stream);
+        st = enqueue_pairs(b, w, 1, err);
+        cudaEventRecord(b->ended, b->stream);
+        if (rc == cudaSuccess)
+            rc = cudaStreamSynchronize(b->stream);
+        if (rc == cudaSuccess)
+            rc = cudaEventElapsedTime(&ms, b->begun, b->ended);
+        pair[at] = (double)ms * 1e3;
+        if (rc == cudaSuccess && p->phases)
+            rc = read_marks(b, 1, &dispatch_us[at], &combine_us[at]);
+    }
+    return st == YARD_OK ? failed(rc, "calls", err) : st;
+}
+
+static yard_status run_plan(yard_ep_bench *b, const what *w, double *pair, double *dispatch_us,
+                            double *combine_us, yard_error *err)
+{
+    yard_status st;
+
+    if (w->plan->n_pairs > MAX_PAIRS)
+        return yard_fail(err, YARD_EINVAL, "bench on cuda: want at most %d pairs, got %u",
+                         MAX_PAIRS, w->plan->n_pairs);
+    st = w->plan->launch == YARD_EP_BENCH_GRAPH
+             ? time_graph(b, w, pair, dispatch_us, combine_us, err)
+             : time_single(b, w, pair, dispatch_us, combine_us, err);
+    if (st == YARD_OK && yard_ep_poll(b->ep) != YARD_OK)
+        st = yard_fail(err, yard_ep_poll(b->ep), "%s", yard_ep_error(b->ep));
+    return st;
+}
+
+yard_status yard_ep_bench_time(yard_ep_bench *b, const yard_ep_bench_plan *plan, double *pair,
+                               double *dispatch_us, double *combine_us, yard_error *err)
+{
+    const what w = { plan, true };
+
+    return run_plan(b, &w, pair, dispatch_us, combine_us, err);
+}
+
+yard_status yard_ep_bench_fillers(yard_ep_bench *b, const yard_ep_bench_plan *plan, double *pair,
+                                  yard_error *err)
+{
+    yard_ep_bench_plan unmarked = *plan;
+    const what w = { &unmarked, false };
+
+    unmarked.phases = false;
+    return run_plan(b, &w, pair, NULL, NULL, err);
+}
+
+/* ---- results ------------------------------------------------------------------------------- */
+
+static cudaError_t fetch(void *to, const void *from, size_t n_bytes)
+{
+    return to && from ? cudaMemcpy(to, from, n_bytes, cudaMemcpyDeviceToHost) : cudaSuccess;
+}
+
+yard_status yard_ep_bench_exchange(yard_ep_bench *b, uint32_t set_idx, void *expert_x,
+                                   float *expert_x_scale, int32_t *expert_count, int32_t *row_index,
+                                   void *y, yard_error *err)
+{
+    const yard_ep_config *c = &b->config;
+    const yard_ep_bench_plan plain = { 0 };
+    const what w = { &plain, true };
+    const size_t rows = b->capacity.expert_x_rows, x_bytes = rows * b->ep->payload_bytes;
+    const size_t y_bytes = (size_t)b->n_tokens * c->hidden * (c->output == YARD_EP_BF16 ? 2 : 4);
+    cudaError_t rc;
+    yard_status st;
+
+    cudaMemsetAsync(b->expert_x, 0x55, x_bytes, b->stream);
+    cudaMemsetAsync(b->count, 0x55, b->n_local * sizeof(int32_t), b->stream);
+    cudaMemsetAsync(b->y, 0x55, y_bytes, b->stream);
+    st = dispatch(b, set_idx, &w);
+    if (st == YARD_OK)
+        st = combine(b, &w);
+    rc = cudaStreamSynchronize(b->stream);
+    if (st == YARD_OK && rc == cudaSuccess)
+        st = yard_ep_poll(b->ep);
+    if (st != YARD_OK)
+        return yard_fail(err, st, "%s", yard_ep_error(b->ep));
+    if (rc == cudaSuccess)
+        rc = fetch(expert_x, b->expert_x, x_bytes);
+    if (rc == cudaSuccess)
+        rc = fetch(expert_x_scale, b->expert_x_scale, rows * b->n_groups * sizeof(float));
+    if (rc == cudaSuccess)
+        rc = fetch(expert_count, b->count, b->n_local * sizeof(int32_t));
+    if (rc == cudaSuccess)
+        rc = fetch(row_index, b->row_index, b->capacity.expert_y_rows * sizeof(int32_t));
+    if (rc == cudaSuccess)
+        rc = fetch(y, b->y, y_bytes);
+    return failed(rc, "results", err);
+}

@@ -1,0 +1,283 @@
+/* The four calls: grids, alignment, and whether a receive may start before its send has ended. */
+#include "ep/cuda/group.h"
+
+enum {
+    FEW_TOKENS = 16,       /* up to here several blocks share a row */
+    MIN_THREADS = 128,     /* also of short rows: a block polls and counts, too */
+    SEND_BLOCKS_PER_SM = 2 /* launch bounds of the send kernels */
+};
+
+static uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+static bool is_vector(const void *p)
+{
+    return (uintptr_t)p % 16 == 0;
+}
+
+/* Cuts rows of n_vectors into parts of whole warps. */
+static uint32_t cut_rows(ep_cuda_args *a, uint32_t n_vectors, uint32_t n_parts)
+{
+    uint32_t n_threads;
+
+    a->part_vectors = (uint32_t)yard_align_up(yard_ceil_div(n_vectors, n_parts), 32);
+    a->n_parts = yard_ceil_div(n_vectors, a->part_vectors);
+    n_threads = least(a->part_vectors, EP_CUDA_THREADS);
+    return n_threads < MIN_THREADS ? MIN_THREADS : n_threads;
+}
+
+static uint32_t own_tokens(const ep_cuda_args *a)
+{
+    return (a->bound + a->tp - 1 - a->replica) / a->tp;
+}
+
+static uint32_t send_blocks(const yard_ep *ep, uint32_t n_items, uint32_t n_most)
+{
+    if (ep->config.send_sms)
+        n_most = least(n_most, ep->config.send_sms * SEND_BLOCKS_PER_SM);
+    n_items = least(n_items, n_most);
+    return n_items ? n_items : 1; /* packets go out in any case */
+}
+
+/* Rows from p on to the end of its allocation; 0 when the driver does not know it. */
+static uint32_t readable_rows(const ep_cuda *cu, const void *p, size_t row_bytes)
+{
+    const unsigned long long at = (uintptr_t)p;
+    unsigned long long base = 0;
+    size_t n_bytes = 0;
+
+    if (!p || cu->address_range(&base, &n_bytes, at) != 0 || at < base)
+        return 0;
+    n_bytes = (base + n_bytes - at) / row_bytes;
+    return n_bytes < UINT32_MAX ? (uint32_t)n_bytes : UINT32_MAX;
+}
+
+/* ---- what stands before a call in its stream ------------------------------------------------- */
+
+typedef struct position {
+    bool captured;              /* the stream records a graph */
+    unsigned long long capture; /* which one */
+    cudaGraphNode_t node;       /* the only predecessor, if it is a kernel; else NULL */
+} position;
+
+static position position_of(cudaStream_t stream)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    const cudaGraphEdgeData *edges = NULL;
+    const cudaGraphNode_t *before = NULL;
+    enum cudaGraphNodeType type;
+    cudaGraph_t graph = NULL;
+    position p = { 0 };
+    size_t n = 0;
+
+    if (cudaStreamGetCaptureInfo(stream, &status, &p.capture, &graph, &before, &edges, &n) !=
+        cudaSuccess) {
+        cudaGetLastError();
+        p.captured = true; /* unknown: nothing overlaps */
+        return p;
+    }
+    p.captured = status == cudaStreamCaptureStatusActive;
+    if (p.captured && n == 1 && cudaGraphNodeGetType(before[0], &type) == cudaSuccess &&
+        type == cudaGraphNodeTypeKernel)
+        p.node = before[0];
+    return p;
+}
+
+/* Sends wait for their predecessor before they touch anything. */
+static bool send_overlaps(cudaStream_t stream)
+{
+    const position p = position_of(stream);
+
+    return !p.captured || p.node;
+}
+
+static void note_send(ep_cuda_round *r, cudaStream_t stream)
+{
+    const position p = position_of(stream);
+
+    r->send_node = p.captured ? p.node : NULL;
+    r->capture = p.capture;
+}
+
+/* In a stream that runs at once nobody knows what will stand between; a graph can be asked. */
+static bool follows_send(const ep_cuda_round *r, cudaStream_t stream)
+{
+    const position p = position_of(stream);
+
+    return p.captured && p.node && p.node == r->send_node && p.capture == r->capture;
+}
+
+static yard_status launched(yard_ep *ep, const char *call, cudaError_t rc)
+{
+    if (rc == cudaSuccess)
+        return YARD_OK;
+    ep->status = yard_fail(&ep->err, YARD_EDEVICE, "rank %u, %s: launch: %s", ep->rank, call,
+                           cudaGetErrorString(rc));
+    return ep->status;
+}
+
+/* ---- dispatch ------------------------------------------------------------------------------- */
+
+static ep_cuda_input input_of(const yard_ep_config *c)
+{
+    if (c->dispatch != YARD_EP_FP8 || c->input == YARD_EP_FP8)
+        return EP_INPUT_RAW;
+    return c->input == YARD_EP_BF16 ? EP_INPUT_BF16 : EP_INPUT_F32;
+}
+
+static yard_status check_send(yard_ep *ep, const void *x, const float *x_scale,
+                              const int32_t *n_tokens)
+{
+    if (!n_tokens)
+        return yard_fail(&ep->err, YARD_EINVAL,
+                         "dispatch_send: n_tokens: want a pointer, got NULL");
+    if (x && (x_scale != NULL) != (ep->config.input == YARD_EP_FP8))
+        return yard_fail(&ep->err, YARD_EINVAL,
+                         "dispatch_send: x_scale: want it exactly when input is FP8");
+    return YARD_OK;
+}
+
+yard_status yard_ep_cuda_dispatch_send(yard_ep_round *round, const void *x, const float *x_scale,
+                                       const int32_t *expert, const float *weight,
+                                       const int32_t *n_tokens, yard_stream stream)
+{
+    yard_ep *ep = round->ep;
+    const ep_cuda *cu = ep->impl;
+    const ep_cuda_input input = input_of(&ep->config);
+    ep_cuda_round *r = ep_cuda_round_of(round);
+    ep_cuda_launch l = { .stream = (cudaStream_t)stream };
+    ep_cuda_args a = r->args;
+    const size_t x_bytes = input == EP_INPUT_RAW    ? a.payload_bytes
+                           : input == EP_INPUT_BF16 ? a.hidden * 2u
+                                                    : a.hidden * 4u;
+    yard_status st = check_send(ep, x, x_scale, n_tokens);
+
+    if (st != YARD_OK)
+        return st;
+    a.x = x;
+    a.x_scale = x_scale;
+    a.expert = expert;
+    a.weight = weight;
+    a.n_tokens = n_tokens;
+    a.wide = is_vector(x) && (input == EP_INPUT_RAW ? a.payload_bytes % 16 : a.hidden % 16) == 0;
+    a.n_readable = least(readable_rows(cu, x, x_bytes),
+                         least(readable_rows(cu, expert, a.top_k * sizeof(*expert)),
+                               readable_rows(cu, weight, a.top_k * sizeof(*weight))));
+    l.n_threads = cut_rows(&a, a.n_vectors, !cu->flags && a.bound <= FEW_TOKENS ? 2 : 1);
+    /* Flagged rows leave room for the receiver beside them; more blocks would not be faster. */
+    l.n_blocks =
+        send_blocks(ep, own_tokens(&a) * a.n_parts, cu->flags ? cu->n_sms * 3 / 2 : 1 << 30);
+    l.overlap = send_overlaps(l.stream);
+    st = launched(ep, "dispatch_send", yard_ep_cuda_launch_dispatch_send(&a, input, cu->flags, &l));
+    if (st != YARD_OK)
+        return st;
+    note_send(r, l.stream);
+    round->state = ROUND_DISPATCH_SENT;
+    return YARD_OK;
+}
+
+static cudaError_t launch_flagged(const ep_cuda *cu, ep_cuda_args *a, ep_cuda_launch *l)
+{
+    cudaError_t rc;
+
+    l->n_threads = EP_CUDA_LAYOUT_THREADS;
+    l->n_blocks = a->n_local + 1;
+    rc = yard_ep_cuda_launch_layout(a, l);
+    if (rc != cudaSuccess)
+        return rc;
+    l->n_threads = cut_rows(a, a->n_vectors, 1);
+    l->n_blocks = least(a->dp * a->bound, cu->n_sms * 3);
+    l->overlap = false;
+    return yard_ep_cuda_launch_fan_out(a, l);
+}
+
+yard_status yard_ep_cuda_dispatch_recv(yard_ep_round *round, void *expert_x, float *expert_x_scale,
+                                       int32_t *expert_count, int32_t *row_index,
+                                       yard_stream stream)
+{
+    yard_ep *ep = round->ep;
+    const ep_cuda *cu = ep->impl;
+    const ep_cuda_round *r = ep_cuda_round_of(round);
+    ep_cuda_launch l = { .stream = (cudaStream_t)stream };
+    ep_cuda_args a = r->args;
+    cudaError_t rc;
+
+    a.expert_x = expert_x;
+    a.expert_x_scale = expert_x_scale;
+    a.expert_count = expert_count;
+    a.row_index = row_index;
+    a.wide = is_vector(expert_x) && is_vector(expert_x_scale) && a.payload_bytes % 16 == 0;
+    a.early = l.overlap = follows_send(r, l.stream);
+    if (cu->flags) {
+        rc = launch_flagged(cu, &a, &l);
+    } else {
+        l.n_threads = cut_rows(&a, a.n_vectors, a.bound <= FEW_TOKENS ? 2 : 1);
+        l.n_blocks = a.dp * a.bound * a.n_parts + 1;
+        l.shared_bytes = (size_t)a.dp * a.bound * a.n_id_packets * 8;
+        rc = yard_ep_cuda_launch_dispatch_recv(&a, &l);
+    }
+    if (launched(ep, "dispatch_recv", rc) != YARD_OK)
+        return ep->status;
+    round->state = ROUND_DISPATCHED;
+    return YARD_OK;
+}
+
+/* ---- combine -------------------------------------------------------------------------------- */
+
+static uint32_t combine_parts(const ep_cuda_args *a)
+{
+    return a->bound <= FEW_TOKENS ? 4 : 2;
+}
+
+yard_status yard_ep_cuda_combine_send(yard_ep_round *round, const void *expert_y,
+                                      yard_stream stream)
+{
+    yard_ep *ep = round->ep;
+    const yard_ep_config *c = &ep->config;
+    const ep_cuda *cu = ep->impl;
+    ep_cuda_round *r = ep_cuda_round_of(round);
+    ep_cuda_launch l = { .stream = (cudaStream_t)stream };
+    ep_cuda_args a = r->args;
+    yard_status st;
+
+    a.expert_y = expert_y;
+    a.wide = is_vector(expert_y) && a.result_bytes % 16 == 0;
+    l.n_threads = cut_rows(&a, a.n_result_vectors, combine_parts(&a));
+    l.n_blocks = send_blocks(ep, a.dp * a.bound * a.n_parts, cu->n_sms * SEND_BLOCKS_PER_SM);
+    l.overlap = send_overlaps(l.stream);
+    st = launched(ep, "combine_send",
+                  yard_ep_cuda_launch_combine_send(&a, c->combine == YARD_EP_BF16,
+                                                   c->mode == YARD_EP_EXACT, &l));
+    if (st != YARD_OK)
+        return st;
+    note_send(r, l.stream);
+    round->state = ROUND_COMBINE_SENT;
+    return YARD_OK;
+}
+
+yard_status yard_ep_cuda_combine_recv(yard_ep_round *round, void *y, yard_stream stream)
+{
+    yard_ep *ep = round->ep;
+    const yard_ep_config *c = &ep->config;
+    const ep_cuda *cu = ep->impl;
+    const ep_cuda_round *r = ep_cuda_round_of(round);
+    ep_cuda_launch l = { .stream = (cudaStream_t)stream };
+    ep_cuda_args a = r->args;
+    yard_status st;
+
+    a.y = y;
+    a.wide = is_vector(y) && a.hidden % 8 == 0;
+    a.early = l.overlap = follows_send(r, l.stream);
+    l.n_threads = cut_rows(&a, a.n_result_vectors, combine_parts(&a));
+    /* One wave: a block that waits for a sibling's row never keeps out one that makes a row. */
+    l.n_blocks = least(own_tokens(&a) * a.n_parts, cu->n_sms * 2 - 1) + 1;
+    st = launched(ep, "combine_recv",
+                  yard_ep_cuda_launch_combine_recv(&a, c->combine == YARD_EP_BF16,
+                                                   c->mode == YARD_EP_EXACT, &l));
+    if (st != YARD_OK)
+        return st;
+    round->state = ROUND_IDLE;
+    return YARD_OK;
+}

@@ -1,0 +1,263 @@
+/* Combine, receiving: a block takes a token that this rank owns, adds its results in one fixed
+ * order and gives the finished row to its siblings; afterwards it takes the rows that they finish.
+ */
+#include "ep/cuda/device.cuh"
+
+/* Which landing slots of a token hold results, and their weights; one lane a slot. */
+typedef struct expected {
+    uint32_t slots; /* bit mask */
+    float weight;
+} expected;
+
+template <bool EXACT> DEVICE expected expect(const ep_cuda_args &a, uint32_t t, uint32_t lane)
+{
+    expected e = { 0, 1.0f };
+
+    if (EXACT) {
+        const int32_t expert = lane < a.top_k ? a.kept_expert[t * a.top_k + lane] : -1;
+        if (lane < a.top_k)
+            e.weight = a.kept_weight[t * a.top_k + lane];
+        e.slots = __ballot_sync(ALL_LANES, expert >= 0);
+    } else {
+        const uint32_t n = a.kept_ranks[t];
+        e.slots = n >= 32 ? ~0u : (1u << n) - 1;
+    }
+    return e;
+}
+
+/* Of the landing slots from first on. */
+template <bool EXACT>
+DEVICE void load_results(const ep_cuda_args &a, uint32_t t, uint32_t first, uint32_t v,
+                         uint4 in[EP_CUDA_ROWS_IN_FLIGHT])
+{
+    const uint32_t n_slots = EXACT ? a.top_k : min(a.top_k, a.n_ranks);
+
+#pragma unroll
+    for (uint32_t i = 0; i < EP_CUDA_ROWS_IN_FLIGHT; i++)
+        if (first + i < n_slots && v < a.n_result_vectors)
+            in[i] = load_relaxed(place(a, a.rank, result_at(a, t, first + i)) + v * VECTOR);
+}
+
+/* Polls those that are expected and were still poison. */
+DEVICE void await_results(const ep_cuda_args &a, uint32_t t, uint32_t slots, uint32_t first,
+                          uint32_t v, uint4 in[EP_CUDA_ROWS_IN_FLIGHT])
+{
+    waiting w = { 0, 0 };
+    bool late = true;
+
+    while (late) {
+        late = false;
+#pragma unroll
+        for (uint32_t i = 0; i < EP_CUDA_ROWS_IN_FLIGHT; i++)
+            if ((slots >> i & 1) && is_poisoned(in[i])) {
+                in[i] = load_relaxed(place(a, a.rank, result_at(a, t, first + i)) + v * VECTOR);
+                late = true;
+            }
+        if (late && !may_wait(a, &w, EP_FAULT_RESULT, t))
+            return;
+    }
+}
+
+/* The sum of vector v of token t. in: what load_results found for the first slots. */
+template <bool BF16, bool EXACT>
+DEVICE void add_results(const ep_cuda_args &a, const expected &e, uint32_t t, uint32_t v,
+                        uint4 in[EP_CUDA_ROWS_IN_FLIGHT], float sum[8])
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        sum[i] = 0.0f;
+    for (uint32_t first = 0; first == 0 || e.slots >> first != 0; first += EP_CUDA_ROWS_IN_FLIGHT) {
+        const uint32_t slots = v < a.n_result_vectors ? e.slots >> first : 0;
+
+        if (first > 0)
+            load_results<EXACT>(a, t, first, v, in);
+        await_results(a, t, slots, first, v, in);
+        __syncwarp();
+#pragma unroll
+        for (uint32_t i = 0; i < EP_CUDA_ROWS_IN_FLIGHT; i++) {
+            const float weight = EXACT ? __shfl_sync(ALL_LANES, e.weight, first + i) : 1.0f;
+            if (!(slots >> i & 1))
+                continue;
+            store_plain(place(a, a.rank, result_at(a, t, first + i)) + v * VECTOR, poison());
+            accumulate<BF16>(sum, in[i], weight);
+        }
+        if (first + EP_CUDA_ROWS_IN_FLIGHT >= 32)
+            break;
+    }
+}
+
+/* ---- finished rows ------------------------------------------------------------------------ */
+
+/* N values from column col on, as words of the output dtype: N or N / 2 of them. */
+template <int N>
+DEVICE void output_words(const ep_cuda_args &a, const float value[8], uint32_t word[8])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        word[i] = __float_as_uint(value[i]);
+    if (a.output_bf16)
+#pragma unroll
+        for (int i = 0; i < N / 2; i++)
+            word[i] = bf16_pair(value[2 * i], value[2 * i + 1]);
+}
+
+template <int N>
+DEVICE void write_output(const ep_cuda_args &a, uint32_t t, uint32_t col, const uint32_t word[8])
+{
+    const uint64_t at = (uint64_t)t * a.hidden + col;
+
+    if (a.wide && a.output_bf16) {
+        if (N == 8)
+            store_plain((uint16_t *)a.y + at, make_uint4(word[0], word[1], word[2], word[3]));
+        else
+            *(uint2 *)((uint16_t *)a.y + at) = make_uint2(word[0], word[1]);
+        return;
+    }
+    if (a.wide) {
+        store_plain((uint32_t *)a.y + at, make_uint4(word[0], word[1], word[2], word[3]));
+        if (N == 8)
+            store_plain((uint32_t *)a.y + at + 4, make_uint4(word[4], word[5], word[6], word[7]));
+        return;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++) {
+        if (col + i >= a.hidden)
+            continue;
+        if (a.output_bf16)
+            ((uint16_t *)a.y)[at + i] = (uint16_t)(word[i / 2] >> 16 * (i % 2));
+        else
+            ((uint32_t *)a.y)[at + i] = word[i];
+    }
+}
+
+DEVICE uint64_t output_at(const ep_cuda_args &a, uint32_t t)
+{
+    return a.at_outputs + (uint64_t)t * a.output_pitch;
+}
+
+/* To the siblings' landing rows, which hold whole vectors. */
+template <int N>
+DEVICE void push_output(const ep_cuda_args &a, uint32_t t, uint32_t col, uint32_t word[8])
+{
+    const uint32_t substitute = a.output_bf16 ? 0xfffefffeu : POISON - 1;
+
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        word[i] = without_poison(word[i], substitute);
+    for (uint32_t j = 1; j < a.tp; j++) {
+        const uint32_t sibling = a.group * a.tp + (a.replica + j) % a.tp;
+        uint8_t *to = place(a, sibling, output_at(a, t)) + col * (a.output_bf16 ? 2 : 4);
+
+        if (N == 4 && a.output_bf16) {
+            store_relaxed_half(to, word[0], word[1]);
+            if (col / N % 2 == 0 && col / N + 1 == a.n_result_vectors)
+                store_relaxed_half(to + VECTOR / 2, 0, 0); /* no half of a vector stays poison */
+            continue;
+        }
+        store_relaxed(to, make_uint4(word[0], word[1], word[2], word[3]));
+        if (N == 8 && !a.output_bf16)
+            store_relaxed(to + VECTOR, make_uint4(word[4], word[5], word[6], word[7]));
+    }
+}
+
+/* Before rows are pushed: the siblings' packets say that their landing rows are free. */
+DEVICE void await_siblings(const ep_cuda_args &a, uint32_t epoch)
+{
+    if (threadIdx.x < a.tp) {
+        const uint32_t sibling = a.group * a.tp + threadIdx.x;
+        uint4 v;
+        await_packet(a, place(a, a.rank, count_at(a, 1, sibling)), epoch, &v, EP_FAULT_COMBINE,
+                     sibling);
+    }
+    __syncthreads(); /* nobody pushes before all siblings are known to be there */
+}
+
+/* Rows of this instance that its other ranks finish. */
+DEVICE void take_outputs(const ep_cuda_args &a, uint32_t n_tokens)
+{
+    const uint32_t row_bytes = a.hidden * (a.output_bf16 ? 2 : 4);
+
+    for (uint32_t t = blockIdx.x; t < n_tokens; t += gridDim.x) {
+        if (t % a.tp == a.replica)
+            continue;
+        for (uint32_t at = threadIdx.x * VECTOR; at < row_bytes; at += blockDim.x * VECTOR) {
+            uint8_t *from = place(a, a.rank, output_at(a, t)) + at;
+            uint4 v = load_relaxed(from);
+
+            await_vector(a, from, &v, EP_FAULT_OUTPUT, owner_of(a, a.group, t));
+            store_plain(from, poison());
+            put_vector((uint8_t *)a.y + (uint64_t)t * row_bytes, at, row_bytes, v, a.wide);
+        }
+    }
+}
+
+/* ---- the kernel ---------------------------------------------------------------------------- */
+
+template <bool BF16, bool EXACT>
+DEVICE void finish_tokens(const ep_cuda_args &a, uint32_t epoch, uint32_t n_blocks)
+{
+    const int N = BF16 ? 8 : 4; /* values of a vector */
+    const uint32_t lane = threadIdx.x % WARP;
+    const uint32_t n_items = (a.bound + a.tp - 1 - a.replica) / a.tp * a.n_parts;
+    uint32_t n_tokens = 0;
+
+    for (uint32_t item = blockIdx.x; item < n_items; item += n_blocks) {
+        const uint32_t t = a.replica + item / a.n_parts * a.tp, part = item % a.n_parts;
+        const uint32_t end = min((part + 1) * a.part_vectors, a.n_result_vectors);
+        const expected e = expect<EXACT>(a, t, lane);
+
+        for (uint32_t base = part * a.part_vectors + threadIdx.x - lane; base < end;
+             base += blockDim.x) {
+            uint4 in[EP_CUDA_ROWS_IN_FLIGHT];
+            uint32_t word[8];
+            float sum[8];
+
+            load_results<EXACT>(a, t, 0, base + lane, in);
+            n_tokens = *(volatile uint32_t *)a.kept_count;
+            if (t >= n_tokens)
+                break;
+            add_results<BF16, EXACT>(a, e, t, base + lane, in, sum);
+            if (base + lane >= a.n_result_vectors)
+                continue;
+            output_words<N>(a, sum, word);
+            write_output<N>(a, t, (base + lane) * N, word);
+            if (a.tp > 1)
+                push_output<N>(a, t, (base + lane) * N, word);
+        }
+    }
+}
+
+template <bool BF16, bool EXACT>
+static __global__ void __launch_bounds__(EP_CUDA_THREADS, 2)
+    combine_recv_kernel(const __grid_constant__ ep_cuda_args a)
+{
+    const uint32_t epoch = load_word(&a.state->combine_epoch) + 1;
+    const uint32_t failed = load_word(a.error);
+
+    dawdle(a, 3);
+    if (!failed && blockIdx.x == gridDim.x - 1) {
+        /* Having all packets is what lets memory be used again. */
+        for (uint32_t r = threadIdx.x; r < a.n_ranks; r += blockDim.x) {
+            uint4 v;
+            await_packet(a, place(a, a.rank, count_at(a, 1, r)), epoch, &v, EP_FAULT_COMBINE, r);
+        }
+    } else if (!failed) {
+        if (a.tp > 1)
+            await_siblings(a, epoch);
+        finish_tokens<BF16, EXACT>(a, epoch, gridDim.x - 1);
+    }
+    if (!failed && a.tp > 1)
+        take_outputs(a, *(volatile uint32_t *)a.kept_count);
+    if (a.early)
+        wait_predecessor(); /* its end must mean that the send has ended, too */
+}
+
+cudaError_t yard_ep_cuda_launch_combine_recv(const ep_cuda_args *a, bool bf16, bool exact,
+                                             const ep_cuda_launch *l)
+{
+    if (bf16)
+        return exact ? launch((const void *)combine_recv_kernel<true, true>, a, l)
+                     : launch((const void *)combine_recv_kernel<true, false>, a, l);
+    return exact ? launch((const void *)combine_recv_kernel<false, true>, a, l)
+                 : launch((const void *)combine_recv_kernel<false, false>, a, l);
+}

@@ -1,0 +1,164 @@
+/* What the files of ep/cuda share: the arguments of the kernels and the wrappers that launch them.
+ *
+ * Memory of one round in every rank's heap, with *slot* = instance * max_tokens + token:
+ *   packets   16 bytes, three words of data and the epoch of the exchange: they prove their own
+ *             arrival. Each rank sends one with its token count to every rank in every dispatch and
+ *             every combine, and for each of its tokens one with the local expert ids as bytes
+ * (255: another rank's), where the token goes in partial mode also its weights. rows      of
+ * dispatch: up to config.self_proving_tokens the place is filled with all-ones words
+ *             (*poison*), which valid data never has; the reader polls the words themselves and
+ *             poisons the place again. Above, a flag a row that holds the epoch, written with
+ *             release once the row is there.
+ *   results   of combine, self-proving at any size; likewise finished rows for siblings.
+ *
+ * Why nothing waits for a barrier: the argument of ep_impl.h, with packets for its headers. Two
+ * things are added. (a) Poisoning again is a local store of a kernel that ends before this rank
+ * sends its next packets, which the peer has before it writes the place again. (b) Finished rows
+ * for a sibling leave only after its combine packet of the same exchange has come.
+ *
+ * Epochs are two words of the device. Dispatch works on dispatch_epoch + 1, combine on
+ * combine_epoch + 1. dispatch_send sets combine_epoch to dispatch_epoch, combine_send sets
+ * dispatch_epoch to what it works on: no kernel writes a word that one beside it reads, and a graph
+ * is replayed without the host.
+ *
+ * Early receive. A receive kernel may start while its send kernel still runs (programmatic
+ * dependent launch): the send first waits for its predecessor and only then lets the receive start;
+ * the receive waits for the send as its last act, so that its end still means that the send has
+ * ended. */
+#ifndef YARD_EP_CUDA_H
+#define YARD_EP_CUDA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cuda_runtime_api.h>
+
+#include <yard/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    EP_CUDA_MAX_RANKS = 32,
+    EP_CUDA_MAX_TOP_K = 32,
+    EP_CUDA_NO_EXPERT = 255, /* id byte of an expert that another rank has */
+    EP_CUDA_MAX_LOCAL = 255, /* experts of a rank */
+    EP_CUDA_THREADS = 448,   /* 14 warps: one vector of 16 bytes each is an FP8 row of 7168 */
+    EP_CUDA_LAYOUT_THREADS = 1024,
+    EP_CUDA_MAX_SELF_PROVING = 2048, /* id packets that a receiving block holds in shared memory */
+    EP_CUDA_ROWS_IN_FLIGHT = 8
+};
+
+/* What a kernel reports, in ep_cuda_error.what */
+typedef enum ep_cuda_fault {
+    EP_FAULT_NONE,
+    EP_FAULT_TOKENS,   /* n_tokens outside 0 .. max_tokens; value */
+    EP_FAULT_EXPERT,   /* an id outside -1 .. n_experts - 1; value */
+    EP_FAULT_DISPATCH, /* dispatch_recv: nothing from rank value within the deadline */
+    EP_FAULT_COMBINE,  /* combine_recv: the same */
+    EP_FAULT_RESULT,   /* combine_recv: all ranks have answered, but no result of token value */
+    EP_FAULT_OUTPUT    /* combine_recv: finished rows of a sibling */
+} ep_cuda_fault;
+
+/* In host memory that the device writes once. */
+typedef struct ep_cuda_error {
+    uint32_t what; /* ep_cuda_fault, written last */
+    int32_t value;
+} ep_cuda_error;
+
+/* In device memory, one a round; a group's error word is that of its first round. */
+typedef struct ep_cuda_state {
+    uint32_t dispatch_epoch, combine_epoch;
+    uint32_t reserved[30];
+    uint32_t n_sent; /* blocks of dispatch_send that have ended, EP_CUDA_SENT a dispatch */
+    uint32_t more[31];
+} ep_cuda_state;
+
+enum { EP_CUDA_SENT = 4096 }; /* what one dispatch adds to n_sent, whatever its grid is */
+
+/* How the values of x become the payload of a row. */
+typedef enum ep_cuda_input { EP_INPUT_RAW, EP_INPUT_BF16, EP_INPUT_F32 } ep_cuda_input;
+
+/* Everything a kernel knows. By value: the constant bank holds it. */
+typedef struct ep_cuda_args {
+    uint8_t *heap[EP_CUDA_MAX_RANKS]; /* of each rank, as this device reaches it */
+
+    /* offsets in every heap */
+    uint64_t at_count[2]; /* [n_ranks] packets of dispatch, of combine */
+    uint64_t at_ids;      /* [slots][n_id_packets] packets */
+    uint64_t at_weights;  /* [slots][n_weight_packets] packets */
+    uint64_t at_rows;     /* [slots] of row_pitch */
+    uint64_t at_flags;    /* [slots] u32 */
+    uint64_t at_results;  /* [max_tokens][top_k] of result_pitch */
+    uint64_t at_outputs;  /* [max_tokens] of output_pitch; tp > 1 */
+
+    /* this rank's own memory */
+    ep_cuda_state *state;
+    uint32_t *error;           /* sticky, of the group */
+    ep_cuda_error *host_error; /* host memory */
+    int32_t *kept_expert;      /* [max_tokens, top_k] of the last send */
+    float *kept_weight;        /* [max_tokens, top_k] */
+    uint32_t *kept_ranks;      /* [max_tokens] ranks that a token went to */
+    uint32_t *kept_count;      /* [1] tokens */
+    int32_t *row_map;          /* [slots, top_k] row of each arrival's k, or -1 */
+    uint32_t *ordinal;         /* [slots] of this rank among the ranks of the token */
+    uint32_t *arrived;         /* [dp] tokens of each instance */
+    int32_t *flat_row;         /* [slots]; flat only */
+
+    uint32_t rank, n_ranks, tp, dp, group, replica;
+    uint32_t n_experts, n_local, rank_magic, top_k, hidden, max_tokens, row_align;
+    uint32_t n_id_packets, n_weight_packets;   /* of a token; no weights: exact */
+    uint32_t payload_bytes, n_vectors, n_cols; /* of a row of dispatch; n_cols: scales */
+    uint32_t scale_at;                         /* in the row on the wire */
+    uint32_t row_pitch, result_pitch, output_pitch;
+    uint32_t result_bytes, n_result_vectors; /* of a row of combine */
+    uint32_t poison_substitute;              /* for a payload word that looks like poison */
+    uint64_t timeout_ns;
+    bool flat, ue8m0, output_bf16;
+
+    /* this call */
+    uint32_t bound;   /* no instance has more tokens */
+    uint32_t n_parts; /* blocks a row */
+    uint32_t part_vectors;
+    uint32_t
+        n_readable; /* rows of x, expert and weight that may be read before n_tokens is known */
+    bool wide;      /* rows of the caller's buffers can be accessed by vectors */
+    bool early;     /* launched before the send has ended */
+    const void *x;
+    const float *x_scale;
+    const int32_t *expert;
+    const float *weight;
+    const int32_t *n_tokens;
+    void *expert_x;
+    float *expert_x_scale;
+    int32_t *expert_count, *row_index;
+    const void *expert_y;
+    void *y;
+    uint32_t delay_seed; /* tests: blocks dawdle; 0: not */
+} ep_cuda_args;
+
+typedef struct ep_cuda_launch {
+    uint32_t n_blocks, n_threads;
+    size_t shared_bytes;
+    cudaStream_t stream;
+    bool overlap; /* may start before its predecessor has ended */
+} ep_cuda_launch;
+
+/* Each returns what the launch returned. flags: rows with a flag each instead of self-proving. */
+cudaError_t yard_ep_cuda_launch_dispatch_send(const ep_cuda_args *a, ep_cuda_input input,
+                                              bool flags, const ep_cuda_launch *l);
+cudaError_t yard_ep_cuda_launch_dispatch_recv(const ep_cuda_args *a, const ep_cuda_launch *l);
+cudaError_t yard_ep_cuda_launch_layout(const ep_cuda_args *a, const ep_cuda_launch *l);
+cudaError_t yard_ep_cuda_launch_fan_out(const ep_cuda_args *a, const ep_cuda_launch *l);
+cudaError_t yard_ep_cuda_launch_combine_send(const ep_cuda_args *a, bool bf16, bool exact,
+                                             const ep_cuda_launch *l);
+cudaError_t yard_ep_cuda_launch_combine_recv(const ep_cuda_args *a, bool bf16, bool exact,
+                                             const ep_cuda_launch *l);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

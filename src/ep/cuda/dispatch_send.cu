@@ -1,0 +1,391 @@
+/* Dispatch, sending: a block takes a token, makes its row in registers and stores it to every rank
+ * that has one of its experts. */
+#include "ep/cuda/device.cuh"
+
+/* ---- where a token goes ------------------------------------------------------------------ */
+
+/* One lane a choice k: the expert and its rank, or -1; firsts: one lane for each rank. */
+typedef struct choice {
+    int32_t expert, rank;
+    float weight;
+    uint32_t firsts;
+} choice;
+
+DEVICE choice choose(const ep_cuda_args &a, uint32_t t, uint32_t lane, bool may_read)
+{
+    choice c = { -1, -1, 0.0f, 0 };
+
+    if (may_read && lane < a.top_k) {
+        c.expert = a.expert[t * a.top_k + lane];
+        c.weight = a.weight[t * a.top_k + lane];
+    }
+    return c;
+}
+
+/* After the loads of choose: nothing here waits for memory twice. */
+DEVICE void find_ranks(const ep_cuda_args &a, choice *c, uint32_t lane)
+{
+    uint32_t same;
+
+    if (c->expert < -1 || c->expert >= (int32_t)a.n_experts) {
+        report(a, EP_FAULT_EXPERT, c->expert);
+        c->expert = -1;
+    }
+    c->rank = c->expert >= 0 ? rank_of(a, c->expert) : -1;
+    same = __match_any_sync(ALL_LANES, c->rank);
+    c->firsts = __ballot_sync(ALL_LANES, c->rank >= 0 && (int)lane == __ffs((int)same) - 1);
+}
+
+/* ---- headers ----------------------------------------------------------------------------- */
+
+/* The 8 id bytes that rank `to` gets for the choices from k on. */
+DEVICE uint2 id_bytes(const ep_cuda_args &a, const choice &c, uint32_t k, int32_t to)
+{
+    uint32_t word[2] = { ~0u, ~0u };
+
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++) {
+        const int32_t rank = __shfl_sync(ALL_LANES, c.rank, k + i);
+        const int32_t expert = __shfl_sync(ALL_LANES, c.expert, k + i);
+        const uint32_t local = (uint32_t)(expert - rank * (int32_t)a.n_local);
+
+        if (k + i < a.top_k && rank == to && rank >= 0)
+            word[i / 4] ^= (local ^ 255u) << 8 * (i % 4);
+    }
+    return make_uint2(word[0], word[1]);
+}
+
+DEVICE void send_weights(const ep_cuda_args &a, const choice &c, uint32_t slot, uint32_t epoch,
+                         uint32_t to, bool goes)
+{
+    for (uint32_t i = 0; i < a.n_weight_packets; i++) {
+        const float w0 = __shfl_sync(ALL_LANES, c.weight, 3 * i);
+        const float w1 = __shfl_sync(ALL_LANES, c.weight, 3 * i + 1);
+        const float w2 = __shfl_sync(ALL_LANES, c.weight, 3 * i + 2);
+
+        if (goes)
+            store_relaxed(
+                place(a, to, a.at_weights + ((uint64_t)slot * a.n_weight_packets + i) * VECTOR),
+                make_uint4(__float_as_uint(w0), __float_as_uint(w1), __float_as_uint(w2), epoch));
+    }
+}
+
+/* By one warp, a lane a rank: every rank hears of every token, or it would wait for those that do
+ * not go there. Also keeps the routing for combine_recv. */
+DEVICE void send_header(const ep_cuda_args &a, const choice &c, uint32_t t, uint32_t epoch,
+                        uint32_t lane)
+{
+    const uint32_t slot = a.group * a.max_tokens + t;
+
+    for (uint32_t base = 0; base < a.n_ranks; base += WARP) {
+        const uint32_t to = base + lane;
+        const bool exists = to < a.n_ranks;
+        uint32_t ordinal = 0; /* of `to` among the token's ranks */
+        bool goes = false;
+
+        for (uint32_t m = c.firsts; m; m &= m - 1) {
+            const uint32_t rank = (uint32_t)__shfl_sync(ALL_LANES, c.rank, __ffs((int)m) - 1);
+            ordinal += rank < to;
+            goes |= rank == to;
+        }
+        for (uint32_t i = 0; i < a.n_id_packets; i++) {
+            const uint2 ids = id_bytes(a, c, 8 * i, exists ? (int32_t)to : -2);
+            if (exists)
+                store_relaxed(
+                    place(a, to, a.at_ids + ((uint64_t)slot * a.n_id_packets + i) * VECTOR),
+                    make_uint4(ids.x, ids.y, ordinal, epoch));
+        }
+        send_weights(a, c, slot, epoch, to, exists && goes);
+    }
+    if (lane < a.top_k) {
+        a.kept_expert[t * a.top_k + lane] = c.expert;
+        a.kept_weight[t * a.top_k + lane] = c.weight;
+    }
+    if (lane == 0)
+        a.kept_ranks[t] = (uint32_t)__popc(c.firsts);
+}
+
+/* ---- rows -------------------------------------------------------------------------------- */
+
+/* A vector of a row and, in each warp's first lane, the four scales of the warp's 512 values. */
+typedef struct piece {
+    uint4 payload, scales;
+} piece;
+
+typedef struct source {
+    uint4 v[4]; /* 16 bytes raw, 16 values of bf16 or f32 */
+} source;
+
+template <ep_cuda_input INPUT>
+DEVICE source load_source(const ep_cuda_args &a, uint32_t t, uint32_t v)
+{
+    const uint32_t n = INPUT == EP_INPUT_RAW ? 1 : INPUT == EP_INPUT_BF16 ? 2 : 4;
+    const uint32_t row_bytes = INPUT == EP_INPUT_RAW ? a.payload_bytes : a.hidden * n;
+    const uint8_t *row = (const uint8_t *)a.x + (uint64_t)t * row_bytes;
+    source s;
+
+#pragma unroll
+    for (uint32_t i = 0; i < n; i++)
+        s.v[i] = get_vector(row, (v * n + i) * VECTOR, row_bytes, a.wide);
+    return s;
+}
+
+/* The smallest power of two that is not below x; x > 0 and finite. */
+DEVICE float power_of_two_above(float x)
+{
+    const uint32_t bits = __float_as_uint(x);
+
+    if (bits < 0x800000u) /* subnormal: the bits are a whole number of 2^-149 */
+        return __uint_as_float(bits <= 1 ? bits : 1u << (32 - __clz((int)(bits - 1))));
+    return __uint_as_float((bits + 0x7fffffu) & 0xff800000u);
+}
+
+DEVICE uint32_t e4m3_pair(float low, float high)
+{
+    uint16_t pair;
+
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+DEVICE float bf16_round(float x)
+{
+    return __uint_as_float(bf16_pair(0.0f, x));
+}
+
+template <ep_cuda_input INPUT> DEVICE void widen(const source &s, float f[16])
+{
+    if constexpr (INPUT == EP_INPUT_BF16) {
+        widen_bf16(s.v[0], f);
+        widen_bf16(s.v[1], f + 8);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            f[4 * i] = bf16_round(__uint_as_float(s.v[i].x));
+            f[4 * i + 1] = bf16_round(__uint_as_float(s.v[i].y));
+            f[4 * i + 2] = bf16_round(__uint_as_float(s.v[i].z));
+            f[4 * i + 3] = bf16_round(__uint_as_float(s.v[i].w));
+        }
+    }
+}
+
+/* Eight lanes hold a group of 128 values. To the bit the quantisation of ops. */
+template <ep_cuda_input INPUT> DEVICE piece quantise(const ep_cuda_args &a, const source &s)
+{
+    float f[16], amax = 0.0f, scale, inverse;
+    uint32_t word[4], bits;
+    piece p;
+
+    widen<INPUT>(s, f);
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        amax = fmaxf(amax, fabsf(f[i]));
+#pragma unroll
+    for (int distance = 1; distance < 8; distance *= 2)
+        amax = fmaxf(amax, __shfl_xor_sync(ALL_LANES, amax, distance));
+    scale = __fdiv_rn(amax, 448.0f);
+    scale = amax == 0.0f ? 1.0f : a.ue8m0 ? power_of_two_above(scale) : scale;
+    inverse = __frcp_rn(scale);
+#pragma unroll
+    for (int i = 0; i < 16; i++) /* a tiny scale has no finite inverse; zeros stay zeros */
+        f[i] = f[i] == 0.0f ? f[i] : __fmul_rn(f[i], inverse);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        word[i] = e4m3_pair(f[4 * i], f[4 * i + 1]) | e4m3_pair(f[4 * i + 2], f[4 * i + 3]) << 16;
+    p.payload = make_uint4(word[0], word[1], word[2], word[3]);
+    bits = __float_as_uint(scale);
+    p.scales = make_uint4(__shfl_sync(ALL_LANES, bits, 0), __shfl_sync(ALL_LANES, bits, 8),
+                          __shfl_sync(ALL_LANES, bits, 16), __shfl_sync(ALL_LANES, bits, 24));
+    return p;
+}
+
+/* FP8 with scales, or values that travel as they are. */
+DEVICE piece pass_on(const ep_cuda_args &a, const source &s, uint32_t t, uint32_t v, uint32_t lane)
+{
+    uint32_t word[4] = { 0, 0, 0, 0 };
+    piece p;
+
+    p.payload = s.v[0];
+    if (a.n_cols > 0 && lane == 0)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            if (v / 8 + i < a.n_cols)
+                word[i] = __float_as_uint(a.x_scale[(uint64_t)t * a.n_cols + v / 8 + i]);
+    p.scales = make_uint4(word[0], word[1], word[2], word[3]);
+    return p;
+}
+
+template <ep_cuda_input INPUT>
+DEVICE piece make_piece(const ep_cuda_args &a, const source &s, uint32_t t, uint32_t v,
+                        uint32_t lane)
+{
+    piece p;
+
+    if (INPUT == EP_INPUT_RAW)
+        p = pass_on(a, s, t, v, lane);
+    else
+        p = quantise<INPUT>(a, s);
+    p.payload = without_poison(p.payload, a.poison_substitute);
+    p.scales = without_poison(p.scales, POISON - 1); /* another NaN */
+    return p;
+}
+
+DEVICE void store_piece(const ep_cuda_args &a, const piece &p, uint32_t rank, uint32_t slot,
+                        uint32_t v, uint32_t lane)
+{
+    uint8_t *row = place(a, rank, row_at(a, slot));
+
+    if (v < a.n_vectors)
+        store_relaxed(row + v * VECTOR, p.payload);
+    if (lane == 0 && a.n_cols > 0)
+        store_relaxed(row + a.scale_at + v / WARP * VECTOR, p.scales);
+}
+
+/* Peers first, this rank last: its own memory is near. The order of peers is that of the choices,
+ * which differs from rank to rank. */
+DEVICE void store_everywhere(const ep_cuda_args &a, const choice &c, const piece &p, uint32_t slot,
+                             uint32_t v, uint32_t lane)
+{
+    bool here = false;
+
+    for (uint32_t m = c.firsts; m; m &= m - 1) {
+        const uint32_t rank = (uint32_t)__shfl_sync(ALL_LANES, c.rank, __ffs((int)m) - 1);
+
+        if (rank == a.rank)
+            here = true;
+        else
+            store_piece(a, p, rank, slot, v, lane);
+    }
+    if (here)
+        store_piece(a, p, a.rank, slot, v, lane);
+}
+
+/* ---- the kernel ---------------------------------------------------------------------------- */
+
+/* The token count of this rank goes to every rank: also from a rank without tokens. */
+DEVICE void send_counts(const ep_cuda_args &a, uint32_t n_tokens, uint32_t epoch)
+{
+    for (uint32_t i = threadIdx.x; i < a.n_ranks; i += blockDim.x)
+        store_relaxed(place(a, (a.rank + 1 + i) % a.n_ranks, count_at(a, 0, a.rank)),
+                      make_uint4(n_tokens, 0, 0, epoch));
+    if (threadIdx.x == 0) {
+        *a.kept_count = n_tokens;
+        a.state->combine_epoch = epoch - 1;
+    }
+}
+
+DEVICE uint32_t valid_tokens(const ep_cuda_args &a, int32_t n)
+{
+    if (n >= 0 && (uint32_t)n <= a.bound)
+        return (uint32_t)n;
+    if (threadIdx.x == 0 && blockIdx.x == 0)
+        report(a, EP_FAULT_TOKENS, n);
+    return 0;
+}
+
+/* With flags, headers come first: the receivers lay out their rows while these are under way. */
+DEVICE void send_headers_first(const ep_cuda_args &a, uint32_t n_tokens, uint32_t epoch)
+{
+    const uint32_t lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP * gridDim.x;
+
+    for (uint32_t t = a.replica + (blockIdx.x + threadIdx.x / WARP * gridDim.x) * a.tp;
+         t < n_tokens; t += n_warps * a.tp) {
+        choice c = choose(a, t, lane, true);
+        find_ranks(a, &c, lane);
+        send_header(a, c, t, epoch, lane);
+    }
+}
+
+/* Orders the row before its flags: the barrier puts the stores of the block before one thread's
+ * release, which is cumulative. */
+DEVICE void send_flags(const ep_cuda_args &a, const choice &c, uint32_t slot, uint32_t epoch)
+{
+    __syncthreads();
+    if (threadIdx.x < WARP && (c.firsts >> threadIdx.x & 1))
+        store_release((uint32_t *)place(a, (uint32_t)c.rank, a.at_flags + slot * 4ull), epoch);
+}
+
+template <ep_cuda_input INPUT, bool FLAGS>
+static __global__ void __launch_bounds__(EP_CUDA_THREADS, 2)
+    dispatch_send_kernel(const __grid_constant__ ep_cuda_args a)
+{
+    const uint32_t lane = threadIdx.x % WARP, first_warp = threadIdx.x - lane;
+    const uint32_t n_items = (a.bound + a.tp - 1 - a.replica) / a.tp * a.n_parts;
+    uint32_t item = blockIdx.x, n_tokens, epoch;
+    choice c = { -1, -1, 0.0f, 0 };
+    source s = {};
+
+    wait_predecessor();
+    let_successor_start();
+    dawdle(a, 0);
+    /* All loads of the first token are under way before its existence is known. */
+    const uint32_t t0 = a.replica + item / a.n_parts * a.tp;
+    const uint32_t v0 = item % a.n_parts * a.part_vectors + threadIdx.x;
+    const bool ahead = item < n_items && t0 < a.n_readable;
+    const uint32_t failed = load_word(a.error);
+    epoch = load_word(&a.state->dispatch_epoch) + 1;
+    const int32_t n = *a.n_tokens;
+    if (ahead) {
+        c = choose(a, t0, lane, true);
+        if (v0 < a.n_vectors)
+            s = load_source<INPUT>(a, t0, v0);
+    }
+    if (failed)
+        return;
+    n_tokens = valid_tokens(a, n);
+    if (blockIdx.x == 0)
+        send_counts(a, n_tokens, epoch);
+    if (FLAGS)
+        send_headers_first(a, n_tokens, epoch);
+    for (; item < n_items; item += gridDim.x) {
+        const uint32_t t = a.replica + item / a.n_parts * a.tp, part = item % a.n_parts;
+        const uint32_t slot = a.group * a.max_tokens + t;
+        const uint32_t end = min((part + 1) * a.part_vectors, a.n_vectors);
+        const bool loaded = ahead && item == blockIdx.x;
+
+        if (t >= n_tokens)
+            break;
+        if (!loaded)
+            c = choose(a, t, lane, true);
+        find_ranks(a, &c, lane);
+        if (!FLAGS && part == 0 && first_warp == 0)
+            send_header(a, c, t, epoch, lane);
+        for (uint32_t base = part * a.part_vectors + first_warp; base < end; base += blockDim.x) {
+            const uint32_t v = base + lane;
+
+            if (!loaded || base >= part * a.part_vectors + blockDim.x) {
+                s = source{};
+                if (v < a.n_vectors)
+                    s = load_source<INPUT>(a, t, v);
+            }
+            store_everywhere(a, c, make_piece<INPUT>(a, s, t, base, lane), slot, v, lane);
+        }
+        if (FLAGS)
+            send_flags(a, c, slot, epoch);
+    }
+    if (FLAGS) /* fan_out waits for this instead of the kernel's end */
+        __syncthreads();
+    if (FLAGS && threadIdx.x == 0)
+        atomicAdd(&a.state->n_sent, blockIdx.x == 0 ? EP_CUDA_SENT - (gridDim.x - 1) : 1u);
+    if (!FLAGS && threadIdx.x == 0 && blockIdx.x == 0)
+        atomicAdd(&a.state->n_sent, EP_CUDA_SENT);
+}
+
+template <bool FLAGS>
+static cudaError_t launch_input(const ep_cuda_args *a, ep_cuda_input input, const ep_cuda_launch *l)
+{
+    switch (input) {
+    case EP_INPUT_BF16:
+        return launch((const void *)dispatch_send_kernel<EP_INPUT_BF16, FLAGS>, a, l);
+    case EP_INPUT_F32:
+        return launch((const void *)dispatch_send_kernel<EP_INPUT_F32, FLAGS>, a, l);
+    default:
+        return launch((const void *)dispatch_send_kernel<EP_INPUT_RAW, FLAGS>, a, l);
+    }
+}
+
+cudaError_t yard_ep_cuda_launch_dispatch_send(const ep_cuda_args *a, ep_cuda_input input,
+                                              bool flags, const ep_cuda_launch *l)
+{
+    return flags ? launch_input<true>(a, input, l) : launch_input<false>(a, input, l);
+}

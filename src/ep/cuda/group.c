@@ -1,0 +1,292 @@
+/* The CUDA backend: limits, memory, errors. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ep/cuda/group.h"
+
+enum { VECTOR_BYTES = 16 };
+
+/* ---- limits ------------------------------------------------------------------------------- */
+
+static yard_status check(const yard_ep *ep, yard_error *err)
+{
+    if (ep->n_ranks > EP_CUDA_MAX_RANKS)
+        return yard_fail(err, YARD_ENOTSUP, "ep on cuda: want at most %d ranks, got %u",
+                         EP_CUDA_MAX_RANKS, ep->n_ranks);
+    if (ep->n_local > EP_CUDA_MAX_LOCAL)
+        return yard_fail(err, YARD_ENOTSUP,
+                         "ep on cuda: n_experts: want at most %d on each of %u ranks, got %u",
+                         EP_CUDA_MAX_LOCAL, ep->n_ranks, ep->n_local);
+    if (ep->config.node_copies || ep->config.expert_y_in_place)
+        return yard_fail(err, YARD_ENOTSUP,
+                         "ep on cuda: node_copies, expert_y_in_place: want false, got true");
+    return YARD_OK;
+}
+
+/* ---- the heap ----------------------------------------------------------------------------- */
+
+/* Sizes and what else follows from the config. */
+static void describe_rows(const yard_ep *ep, ep_cuda_args *a)
+{
+    const yard_ep_config *c = &ep->config;
+    const uint32_t values = c->combine == YARD_EP_BF16 ? 8 : 4; /* of a vector */
+
+    a->rank = ep->rank;
+    a->n_ranks = ep->n_ranks;
+    a->tp = c->tp;
+    a->dp = ep->dp;
+    a->group = ep->group;
+    a->replica = ep->replica;
+    a->n_experts = c->n_experts;
+    a->n_local = ep->n_local;
+    a->rank_magic = ep->n_local > 1 ? UINT32_MAX / ep->n_local + 1 : 0;
+    a->top_k = c->top_k;
+    a->hidden = c->hidden;
+    a->max_tokens = c->max_tokens;
+    a->row_align = c->row_align;
+    a->n_id_packets = yard_ceil_div(c->top_k, 8);
+    a->n_weight_packets = c->mode == YARD_EP_PARTIAL ? yard_ceil_div(c->top_k, 3) : 0;
+    a->payload_bytes = (uint32_t)ep->payload_bytes;
+    a->n_vectors = yard_ceil_div(a->payload_bytes, VECTOR_BYTES);
+    a->n_cols = c->dispatch == YARD_EP_FP8 ? ep->n_groups_cols : 0;
+    a->scale_at = a->n_vectors * VECTOR_BYTES;
+    a->row_pitch =
+        (uint32_t)yard_ep_align(a->scale_at + yard_ceil_div(a->n_cols, 4) * VECTOR_BYTES);
+    a->result_bytes = c->hidden * (c->combine == YARD_EP_BF16 ? 2 : 4);
+    a->n_result_vectors = yard_ceil_div(a->result_bytes, VECTOR_BYTES);
+    a->result_pitch = (uint32_t)yard_ep_align(a->n_result_vectors * VECTOR_BYTES);
+    a->output_pitch = (uint32_t)yard_ep_align((size_t)a->n_result_vectors * values *
+                                              (c->output == YARD_EP_BF16 ? 2 : 4));
+    a->poison_substitute = c->dispatch == YARD_EP_FP8    ? 0x7f7f7f7fu
+                           : c->dispatch == YARD_EP_BF16 ? 0xfffefffeu
+                                                         : 0xfffffffeu;
+    a->timeout_ns = c->timeout_us * 1000;
+    a->flat = c->layout == YARD_EP_FLAT;
+    a->ue8m0 = c->ue8m0;
+    a->output_bf16 = c->output == YARD_EP_BF16;
+    a->bound = c->max_tokens;
+}
+
+static yard_sym take(yard_sym *at, uint64_t n_bytes)
+{
+    const yard_sym place = *at;
+
+    *at += yard_ep_align(n_bytes);
+    return place;
+}
+
+static void lay_out_heap(ep_cuda_args *a, yard_sym *at)
+{
+    const uint64_t slots = (uint64_t)a->dp * a->max_tokens;
+
+    a->at_count[0] = take(at, (uint64_t)a->n_ranks * VECTOR_BYTES);
+    a->at_count[1] = take(at, (uint64_t)a->n_ranks * VECTOR_BYTES);
+    a->at_ids = take(at, slots * a->n_id_packets * VECTOR_BYTES);
+    a->at_weights = take(at, slots * a->n_weight_packets * VECTOR_BYTES);
+    a->at_flags = take(at, slots * sizeof(uint32_t));
+    a->at_rows = take(at, slots * a->row_pitch);
+    a->at_results = take(at, (uint64_t)a->max_tokens * a->top_k * a->result_pitch);
+    a->at_outputs = take(at, a->tp > 1 ? (uint64_t)a->max_tokens * a->output_pitch : 0);
+}
+
+static size_t heap_bytes(const yard_ep *ep, bool copies)
+{
+    ep_cuda_args a = { 0 };
+    yard_sym at = 0;
+
+    (void)copies;
+    describe_rows(ep, &a);
+    for (uint32_t i = 0; i < ep->config.n_rounds; i++)
+        lay_out_heap(&a, &at);
+    return at;
+}
+
+/* ---- own memory --------------------------------------------------------------------------- */
+
+/* Called twice: to measure, then to place. */
+static void lay_out_own(ep_cuda_args *a, yard_arena *arena)
+{
+    const size_t slots = (size_t)a->dp * a->max_tokens, t = a->max_tokens;
+
+    a->state = yard_arena_take(arena, sizeof(*a->state));
+    a->error = yard_arena_take(arena, sizeof(*a->error));
+    a->kept_expert = yard_arena_take(arena, t * a->top_k * sizeof(*a->kept_expert));
+    a->kept_weight = yard_arena_take(arena, t * a->top_k * sizeof(*a->kept_weight));
+    a->kept_ranks = yard_arena_take(arena, t * sizeof(*a->kept_ranks));
+    a->kept_count = yard_arena_take(arena, sizeof(*a->kept_count));
+    a->row_map = yard_arena_take(arena, slots * a->top_k * sizeof(*a->row_map));
+    a->ordinal = yard_arena_take(arena, slots * sizeof(*a->ordinal));
+    a->arrived = yard_arena_take(arena, a->dp * sizeof(*a->arrived));
+    a->flat_row = yard_arena_take(arena, a->flat ? slots * sizeof(*a->flat_row) : 0);
+}
+
+static yard_status device_failed(const ep_cuda *cu, cudaError_t rc, const char *what,
+                                 yard_error *err)
+{
+    return yard_fail(err, rc == cudaErrorMemoryAllocation ? YARD_ENOMEM : YARD_EDEVICE,
+                     "ep on cuda: device %d: %s: %s", cu->device, what, cudaGetErrorString(rc));
+}
+
+static yard_status allocate(yard_ep *ep, ep_cuda *cu, yard_error *err)
+{
+    const uint32_t n_rounds = ep->config.n_rounds;
+    yard_arena arena = { 0 };
+    cudaError_t rc;
+
+    for (uint32_t i = 0; i < n_rounds; i++)
+        lay_out_own(&cu->rounds[i].args, &arena);
+    rc = cudaMalloc(&cu->memory, arena.used_bytes);
+    if (rc == cudaSuccess)
+        rc = cudaMemset(cu->memory, 0, arena.used_bytes);
+    if (rc == cudaSuccess)
+        rc = cudaDeviceSynchronize();
+    if (rc != cudaSuccess)
+        return device_failed(cu, rc, "memory of the rounds", err);
+    arena = (yard_arena){ .base = cu->memory, .size_bytes = arena.used_bytes };
+    for (uint32_t i = 0; i < n_rounds; i++) {
+        lay_out_own(&cu->rounds[i].args, &arena);
+        cu->rounds[i].args.error = cu->rounds[0].args.error; /* one of the group */
+    }
+    rc = cudaHostAlloc((void **)&cu->error, sizeof(*cu->error), cudaHostAllocMapped);
+    if (rc != cudaSuccess)
+        return device_failed(cu, rc, "host memory", err);
+    *cu->error = (ep_cuda_error){ 0 };
+    return YARD_OK;
+}
+
+static yard_status prepare_rounds(yard_ep *ep, ep_cuda *cu, yard_error *err)
+{
+    yard_sym at = 0;
+    yard_status st;
+
+    for (uint32_t i = 0; i < ep->config.n_rounds; i++) {
+        ep_cuda_args *a = &cu->rounds[i].args;
+
+        describe_rows(ep, a);
+        lay_out_heap(a, &at);
+        for (uint32_t r = 0; r < ep->n_ranks; r++)
+            a->heap[r] = yard_fabric_device_heap(ep->fabric, r);
+        ep->rounds[i].ep = ep;
+    }
+    st = allocate(ep, cu, err);
+    for (uint32_t i = 0; st == YARD_OK && i < ep->config.n_rounds; i++)
+        cu->rounds[i].args.host_error = cu->error;
+    return st;
+}
+
+/* ---- open, close, errors -------------------------------------------------------------------- */
+
+static yard_status open_device(ep_cuda *cu, yard_error *err)
+{
+    int n_sms = 0;
+    cudaError_t rc = cudaGetDevice(&cu->device);
+
+    if (rc == cudaSuccess)
+        rc = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, cu->device);
+    if (rc == cudaSuccess)
+        rc = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", (void **)&cu->address_range,
+                                              12000, cudaEnableDefault, NULL);
+    if (rc != cudaSuccess)
+        return device_failed(cu, rc, "attributes", err);
+    cu->n_sms = (uint32_t)n_sms;
+    return YARD_OK;
+}
+
+static yard_status open_cuda(yard_ep *ep, yard_error *err)
+{
+    const yard_ep_config *c = &ep->config;
+    ep_cuda *cu = ep->impl = calloc(1, sizeof(*cu));
+    yard_status st;
+
+    if (!yard_fabric_device_heap(ep->fabric, ep->rank))
+        return yard_fail(err, YARD_EINVAL, "ep on cuda: want a fabric over nvlink, got %s",
+                         yard_fabric_transport(ep->fabric, NULL));
+    ep->rounds = ep->block = calloc(c->n_rounds, sizeof(*ep->rounds));
+    if (cu)
+        cu->rounds = calloc(c->n_rounds, sizeof(*cu->rounds));
+    if (!cu || !cu->rounds || !ep->rounds)
+        return yard_fail(err, YARD_ENOMEM, "ep: %u rounds", c->n_rounds);
+    st = open_device(cu, err);
+    if (st == YARD_OK)
+        st = prepare_rounds(ep, cu, err);
+    if (st != YARD_OK)
+        return st;
+    cu->flags = c->max_tokens > c->self_proving_tokens ||
+                (uint64_t)ep->dp * c->max_tokens * cu->rounds[0].args.n_id_packets >
+                    EP_CUDA_MAX_SELF_PROVING;
+    return YARD_OK;
+}
+
+/* Kernels may still run, also for a failed group: they end within the deadline. */
+static void close_cuda(yard_ep *ep)
+{
+    ep_cuda *cu = ep->impl;
+    int current = 0;
+
+    if (!cu)
+        return;
+    cudaGetDevice(&current);
+    cudaSetDevice(cu->device);
+    cudaDeviceSynchronize();
+    cudaFree(cu->memory);
+    cudaFreeHost(cu->error);
+    cudaSetDevice(current);
+    free(cu->rounds);
+    free(cu);
+    ep->impl = NULL;
+}
+
+static void say(yard_ep *ep, yard_status st, const char *call, const char *what, int value)
+{
+    char lost[48] = "";
+    uint32_t first = 0;
+
+    if (yard_fabric_poll(ep->fabric, &first) == YARD_EPEER) {
+        snprintf(lost, sizeof(lost), "; lost first: rank %u", first);
+        st = st == YARD_ETIMEDOUT ? YARD_EPEER : st;
+    }
+    ep->status = yard_fail(&ep->err, st, "rank %u, %s: %s%d%s", ep->rank, call, what, value, lost);
+}
+
+static void look(yard_ep *ep)
+{
+    const ep_cuda *cu = ep->impl;
+    const uint32_t what = *(volatile uint32_t *)&cu->error->what;
+    const int value = *(volatile int32_t *)&cu->error->value;
+
+    switch (what) {
+    case EP_FAULT_NONE:
+        return;
+    case EP_FAULT_TOKENS:
+        say(ep, YARD_EINVAL, "dispatch_send", "n_tokens: want 0 to max_tokens, got ", value);
+        return;
+    case EP_FAULT_EXPERT:
+        say(ep, YARD_EINVAL, "dispatch_send", "expert: want -1 to n_experts - 1, got ", value);
+        return;
+    case EP_FAULT_DISPATCH:
+        say(ep, YARD_ETIMEDOUT, "dispatch_recv", "the deadline passed waiting for rank ", value);
+        return;
+    case EP_FAULT_COMBINE:
+        say(ep, YARD_ETIMEDOUT, "combine_recv", "the deadline passed waiting for rank ", value);
+        return;
+    case EP_FAULT_RESULT:
+        say(ep, YARD_ETIMEDOUT, "combine_recv", "the deadline passed: no result for token ", value);
+        return;
+    default:
+        say(ep, YARD_ETIMEDOUT, "combine_recv", "no finished row from rank ", value);
+    }
+}
+
+const ep_backend yard_ep_cuda = {
+    .name = "cuda",
+    .transport = "nvlink",
+    .check = check,
+    .heap_bytes = heap_bytes,
+    .open = open_cuda,
+    .close = close_cuda,
+    .look = look,
+    .dispatch_send = yard_ep_cuda_dispatch_send,
+    .dispatch_recv = yard_ep_cuda_dispatch_recv,
+    .combine_send = yard_ep_cuda_combine_send,
+    .combine_recv = yard_ep_cuda_combine_recv,
+};

@@ -1,0 +1,83 @@
+/* The conformance suite of the CPU backend, on GPUs. */
+#include "ep/ep_impl.h"
+
+#include "ep/cuda/mirror.h"
+
+#include "ep/ep_case.h"
+
+typedef struct batch {
+    uint64_t first_seed;
+    uint32_t n_seeds, max_hidden, max_tokens, skew, self_proving;
+} batch;
+
+void ep_gpu_conformance(void (*report)(int code, const char *fmt, const char *what, uint64_t n),
+                        uint64_t first_seed, double part);
+
+static void run_case(const yard_fabric_config *base, const batch *b, uint64_t seed)
+{
+    ep_case c = case_from_seed(seed, base->n_ranks, b->max_hidden);
+    yard_fabric_config fabric = *base;
+    yard_error err = { 0 };
+    yard_ep *ep = NULL;
+    char meet[128];
+    case_rank r;
+
+    snprintf(meet, sizeof(meet), "%s-%llu", base->rendezvous, (unsigned long long)seed);
+    fabric.rendezvous = meet;
+    c.config.fabric_config = &fabric;
+    c.config.device = YARD_EP_CUDA;
+    c.config.self_proving_tokens = seed % 3 == 0 ? 0 : b->self_proving;
+    c.config.timeout_us = 5000000;
+    if (b->max_tokens) {
+        c.config.hidden = 7168;
+        c.config.max_tokens = b->max_tokens;
+        c.config.n_experts = 64;
+        c.config.top_k = 8;
+        c.n_steps = 2;
+    }
+    if (yard_ep_create(&ep, &c.config, &err) != YARD_OK) {
+        printf("rank %u: %s: %s\n", base->rank, err.message, case_describe(&c));
+        fflush(stdout);
+        _exit(1);
+    }
+    mirror_open(&c.config, ep, b->skew);
+    case_open(&r, &c, ep);
+    if (!case_run(&r)) {
+        printf("%s: %s, flags %d\n", r.failure, case_describe(&c),
+               c.config.self_proving_tokens == 0);
+        fflush(stdout);
+        _exit(1);
+    }
+    case_close(&r);
+    mirror_close();
+    yard_ep_destroy(ep);
+}
+
+static void run_batch(const yard_fabric_config *base, void *ctx)
+{
+    const batch *b = ctx;
+
+    for (uint32_t i = 0; i < b->n_seeds; i++)
+        run_case(base, b, b->first_seed + i);
+}
+
+void ep_gpu_conformance(void (*report)(int code, const char *fmt, const char *what, uint64_t n),
+                        uint64_t first_seed, double part)
+{
+    const uint32_t n = (uint32_t)(60 * part) + 4;
+    const struct {
+        const char *name;
+        uint32_t n_ranks;
+        batch b;
+    } batches[] = {
+        { "one rank", 1, { first_seed, n, 300, 0, 0, 128 } },
+        { "two ranks", 2, { first_seed + 100, 2 * n, 300, 0, 0, 128 } },
+        { "two ranks, buffers askew", 2, { first_seed + 300, n, 300, 0, 4, 128 } },
+        { "two ranks, hidden 7168", 2, { first_seed + 400, n / 8 + 2, 300, 20, 0, 128 } },
+        { "four ranks", 4, { first_seed + 500, n / 8 + 1, 300, 0, 0, 128 } },
+    };
+
+    for (size_t i = 0; i < sizeof(batches) / sizeof(batches[0]); i++)
+        report(ranks_run(batches[i].n_ranks, run_batch, (void *)&batches[i].b),
+               "conformance: %s, %llu cases", batches[i].name, batches[i].b.n_seeds);
+}
