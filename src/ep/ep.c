@@ -53,8 +53,7 @@ static yard_status check_fields(const yard_ep_config *c, yard_error *err)
         { "row_align", c->row_align, 1, 4096 },     { "dispatch", c->dispatch, 0, YARD_EP_FP8 },
         { "combine", c->combine, 0, YARD_EP_BF16 }, { "input", c->input, 0, YARD_EP_FP8 },
         { "output", c->output, 0, YARD_EP_BF16 },   { "mode", c->mode, 0, YARD_EP_PARTIAL },
-        { "layout", c->layout, 0, YARD_EP_FLAT },
-        { "device", c->device, 0, YARD_EP_CUDA },
+        { "layout", c->layout, 0, YARD_EP_FLAT },   { "device", c->device, 0, YARD_EP_CUDA },
     };
 
     for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]); i++)
@@ -257,8 +256,8 @@ static yard_status start(yard_ep *ep, yard_error *err)
     if (st != YARD_OK)
         return st;
     transport = yard_fabric_transport(ep->fabric, &reason);
-    snprintf(ep->description, sizeof(ep->description), "%s over %s: %s", ep->backend->name, transport,
-             reason);
+    snprintf(ep->description, sizeof(ep->description), "%s over %s: %s", ep->backend->name,
+             transport, reason);
     return ep->backend->open(ep, err);
 }
 

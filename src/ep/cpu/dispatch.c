@@ -197,8 +197,8 @@ static yard_status send_headers(yard_ep_round *round)
 }
 
 yard_status yard_ep_cpu_dispatch_send(yard_ep_round *round, const void *x, const float *x_scale,
-                                  const int32_t *expert, const float *weight,
-                                  const int32_t *n_tokens, yard_stream stream)
+                                      const int32_t *expert, const float *weight,
+                                      const int32_t *n_tokens, yard_stream stream)
 {
     yard_ep *ep = round->ep;
     yard_status st = YARD_OK;
@@ -396,7 +396,7 @@ static void fan_out(yard_ep_round *round, void *expert_x, float *expert_x_scale,
 }
 
 yard_status yard_ep_cpu_dispatch_recv(yard_ep_round *round, void *expert_x, float *expert_x_scale,
-                                  int32_t *expert_count, int32_t *row_index, yard_stream stream)
+                                      int32_t *expert_count, int32_t *row_index, yard_stream stream)
 {
     yard_ep *ep = round->ep;
     yard_status st;

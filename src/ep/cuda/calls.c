@@ -85,12 +85,12 @@ static position position_of(cudaStream_t stream)
     return p;
 }
 
-/* Sends wait for their predecessor before they touch anything. */
-static bool send_overlaps(cudaStream_t stream)
+/* Sends wait for their predecessor before they touch anything. Only in graphs, and only behind a
+ * kernel: what else may stand before a send in a stream is not waited for by a kernel that was
+ * launched early. */
+static bool send_overlaps(const ep_cuda *cu, cudaStream_t stream)
 {
-    const position p = position_of(stream);
-
-    return !p.captured || p.node;
+    return !cu->plain_sends && position_of(stream).node != NULL;
 }
 
 static void note_send(ep_cuda_round *r, cudaStream_t stream)
@@ -166,10 +166,11 @@ yard_status yard_ep_cuda_dispatch_send(yard_ep_round *round, const void *x, cons
                          least(readable_rows(cu, expert, a.top_k * sizeof(*expert)),
                                readable_rows(cu, weight, a.top_k * sizeof(*weight))));
     l.n_threads = cut_rows(&a, a.n_vectors, !cu->flags && a.bound <= FEW_TOKENS ? 2 : 1);
+    l.n_threads += cu->flags ? 0 : 32; /* a warp for the header */
     /* Flagged rows leave room for the receiver beside them; more blocks would not be faster. */
     l.n_blocks =
         send_blocks(ep, own_tokens(&a) * a.n_parts, cu->flags ? cu->n_sms * 3 / 2 : 1 << 30);
-    l.overlap = send_overlaps(l.stream);
+    l.overlap = send_overlaps(cu, l.stream);
     st = launched(ep, "dispatch_send", yard_ep_cuda_launch_dispatch_send(&a, input, cu->flags, &l));
     if (st != YARD_OK)
         return st;
@@ -246,7 +247,7 @@ yard_status yard_ep_cuda_combine_send(yard_ep_round *round, const void *expert_y
     a.wide = is_vector(expert_y) && a.result_bytes % 16 == 0;
     l.n_threads = cut_rows(&a, a.n_result_vectors, combine_parts(&a));
     l.n_blocks = send_blocks(ep, a.dp * a.bound * a.n_parts, cu->n_sms * SEND_BLOCKS_PER_SM);
-    l.overlap = send_overlaps(l.stream);
+    l.overlap = send_overlaps(cu, l.stream);
     st = launched(ep, "combine_send",
                   yard_ep_cuda_launch_combine_send(&a, c->combine == YARD_EP_BF16,
                                                    c->mode == YARD_EP_EXACT, &l));

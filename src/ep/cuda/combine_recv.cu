@@ -3,44 +3,52 @@
  */
 #include "ep/cuda/device.cuh"
 
-/* Which landing slots of a token hold results, and their weights; one lane a slot. */
-typedef struct expected {
-    uint32_t slots; /* bit mask */
+/* What was kept of a token's routing; one lane a choice k. */
+typedef struct kept {
+    int32_t expert;
+    uint32_t n_ranks;
     float weight;
-} expected;
+} kept;
 
-template <bool EXACT> DEVICE expected expect(const ep_cuda_args &a, uint32_t t, uint32_t lane)
+/* Loads only: the results are asked for before these have come. */
+template <bool EXACT> DEVICE kept look_up(const ep_cuda_args &a, uint32_t t, uint32_t lane)
 {
-    expected e = { 0, 1.0f };
+    kept n = { -1, 0, 1.0f };
 
-    if (EXACT) {
-        const int32_t expert = lane < a.top_k ? a.kept_expert[t * a.top_k + lane] : -1;
-        if (lane < a.top_k)
-            e.weight = a.kept_weight[t * a.top_k + lane];
-        e.slots = __ballot_sync(ALL_LANES, expert >= 0);
-    } else {
-        const uint32_t n = a.kept_ranks[t];
-        e.slots = n >= 32 ? ~0u : (1u << n) - 1;
+    if (EXACT && lane < a.top_k) {
+        n.expert = load_shallow(a.kept_expert + t * a.top_k + lane);
+        n.weight = load_shallow(a.kept_weight + t * a.top_k + lane);
     }
-    return e;
+    if (!EXACT)
+        n.n_ranks = load_shallow(a.kept_ranks + t);
+    return n;
+}
+
+/* Bit mask of the landing slots that hold results. */
+template <bool EXACT> DEVICE uint32_t slots_of(const kept &n)
+{
+    if (EXACT)
+        return __ballot_sync(ALL_LANES, n.expert >= 0);
+    return n.n_ranks >= 32 ? ~0u : (1u << n.n_ranks) - 1;
 }
 
 /* Of the landing slots from first on. */
-template <bool EXACT>
+template <bool EXACT, uint32_t FLIGHT>
 DEVICE void load_results(const ep_cuda_args &a, uint32_t t, uint32_t first, uint32_t v,
-                         uint4 in[EP_CUDA_ROWS_IN_FLIGHT])
+                         uint4 in[FLIGHT])
 {
     const uint32_t n_slots = EXACT ? a.top_k : min(a.top_k, a.n_ranks);
 
 #pragma unroll
-    for (uint32_t i = 0; i < EP_CUDA_ROWS_IN_FLIGHT; i++)
+    for (uint32_t i = 0; i < FLIGHT; i++)
         if (first + i < n_slots && v < a.n_result_vectors)
             in[i] = load_relaxed(place(a, a.rank, result_at(a, t, first + i)) + v * VECTOR);
 }
 
 /* Polls those that are expected and were still poison. */
+template <uint32_t FLIGHT>
 DEVICE void await_results(const ep_cuda_args &a, uint32_t t, uint32_t slots, uint32_t first,
-                          uint32_t v, uint4 in[EP_CUDA_ROWS_IN_FLIGHT])
+                          uint32_t v, uint4 in[FLIGHT])
 {
     waiting w = { 0, 0 };
     bool late = true;
@@ -48,7 +56,7 @@ DEVICE void await_results(const ep_cuda_args &a, uint32_t t, uint32_t slots, uin
     while (late) {
         late = false;
 #pragma unroll
-        for (uint32_t i = 0; i < EP_CUDA_ROWS_IN_FLIGHT; i++)
+        for (uint32_t i = 0; i < FLIGHT; i++)
             if ((slots >> i & 1) && is_poisoned(in[i])) {
                 in[i] = load_relaxed(place(a, a.rank, result_at(a, t, first + i)) + v * VECTOR);
                 late = true;
@@ -59,29 +67,31 @@ DEVICE void await_results(const ep_cuda_args &a, uint32_t t, uint32_t slots, uin
 }
 
 /* The sum of vector v of token t. in: what load_results found for the first slots. */
-template <bool BF16, bool EXACT>
-DEVICE void add_results(const ep_cuda_args &a, const expected &e, uint32_t t, uint32_t v,
-                        uint4 in[EP_CUDA_ROWS_IN_FLIGHT], float sum[8])
+template <bool BF16, bool EXACT, uint32_t FLIGHT>
+DEVICE void add_results(const ep_cuda_args &a, const kept &k, uint32_t t, uint32_t v,
+                        uint4 in[FLIGHT], float sum[8])
 {
+    const uint32_t all = slots_of<EXACT>(k);
+
 #pragma unroll
     for (int i = 0; i < 8; i++)
         sum[i] = 0.0f;
-    for (uint32_t first = 0; first == 0 || e.slots >> first != 0; first += EP_CUDA_ROWS_IN_FLIGHT) {
-        const uint32_t slots = v < a.n_result_vectors ? e.slots >> first : 0;
+    for (uint32_t first = 0; first == 0 || all >> first != 0; first += FLIGHT) {
+        const uint32_t slots = v < a.n_result_vectors ? all >> first : 0;
 
         if (first > 0)
-            load_results<EXACT>(a, t, first, v, in);
-        await_results(a, t, slots, first, v, in);
+            load_results<EXACT, FLIGHT>(a, t, first, v, in);
+        await_results<FLIGHT>(a, t, slots, first, v, in);
         __syncwarp();
 #pragma unroll
-        for (uint32_t i = 0; i < EP_CUDA_ROWS_IN_FLIGHT; i++) {
-            const float weight = EXACT ? __shfl_sync(ALL_LANES, e.weight, first + i) : 1.0f;
+        for (uint32_t i = 0; i < FLIGHT; i++) {
+            const float weight = EXACT ? __shfl_sync(ALL_LANES, k.weight, first + i) : 1.0f;
             if (!(slots >> i & 1))
                 continue;
             store_plain(place(a, a.rank, result_at(a, t, first + i)) + v * VECTOR, poison());
             accumulate<BF16>(sum, in[i], weight);
         }
-        if (first + EP_CUDA_ROWS_IN_FLIGHT >= 32)
+        if (first + FLIGHT >= 32)
             break;
     }
 }
@@ -193,30 +203,29 @@ DEVICE void take_outputs(const ep_cuda_args &a, uint32_t n_tokens)
 
 /* ---- the kernel ---------------------------------------------------------------------------- */
 
-template <bool BF16, bool EXACT>
-DEVICE void finish_tokens(const ep_cuda_args &a, uint32_t epoch, uint32_t n_blocks)
+template <bool BF16, bool EXACT, uint32_t FLIGHT>
+DEVICE void finish_tokens(const ep_cuda_args &a, uint32_t n_blocks, uint32_t failed)
 {
     const int N = BF16 ? 8 : 4; /* values of a vector */
     const uint32_t lane = threadIdx.x % WARP;
     const uint32_t n_items = (a.bound + a.tp - 1 - a.replica) / a.tp * a.n_parts;
-    uint32_t n_tokens = 0;
 
     for (uint32_t item = blockIdx.x; item < n_items; item += n_blocks) {
         const uint32_t t = a.replica + item / a.n_parts * a.tp, part = item % a.n_parts;
         const uint32_t end = min((part + 1) * a.part_vectors, a.n_result_vectors);
-        const expected e = expect<EXACT>(a, t, lane);
+        const kept k = look_up<EXACT>(a, t, lane);
 
         for (uint32_t base = part * a.part_vectors + threadIdx.x - lane; base < end;
              base += blockDim.x) {
-            uint4 in[EP_CUDA_ROWS_IN_FLIGHT];
+            uint4 in[FLIGHT];
             uint32_t word[8];
             float sum[8];
 
-            load_results<EXACT>(a, t, 0, base + lane, in);
-            n_tokens = *(volatile uint32_t *)a.kept_count;
-            if (t >= n_tokens)
-                break;
-            add_results<BF16, EXACT>(a, e, t, base + lane, in, sum);
+            load_results<EXACT, FLIGHT>(a, t, 0, base + lane, in);
+            const uint32_t n_tokens = load_word(a.kept_count);
+            if (failed || t >= n_tokens) /* not asked before: the loads above would wait */
+                return;
+            add_results<BF16, EXACT, FLIGHT>(a, k, t, base + lane, in, sum);
             if (base + lane >= a.n_result_vectors)
                 continue;
             output_words<N>(a, sum, word);
@@ -227,37 +236,45 @@ DEVICE void finish_tokens(const ep_cuda_args &a, uint32_t epoch, uint32_t n_bloc
     }
 }
 
-template <bool BF16, bool EXACT>
-static __global__ void __launch_bounds__(EP_CUDA_THREADS, 2)
+/* FLIGHT: results that are loaded at the same time. Two ranks have two partial sums a token, which
+ * need few registers; more blocks then share a multiprocessor. */
+template <bool BF16, bool EXACT, uint32_t FLIGHT>
+static __global__ void __launch_bounds__(EP_CUDA_THREADS, FLIGHT == 2 ? 3 : 2)
     combine_recv_kernel(const __grid_constant__ ep_cuda_args a)
 {
     const uint32_t epoch = load_word(&a.state->combine_epoch) + 1;
     const uint32_t failed = load_word(a.error);
 
     dawdle(a, 3);
-    if (!failed && blockIdx.x == gridDim.x - 1) {
+    if (blockIdx.x == gridDim.x - 1) {
         /* Having all packets is what lets memory be used again. */
         for (uint32_t r = threadIdx.x; r < a.n_ranks; r += blockDim.x) {
             uint4 v;
             await_packet(a, place(a, a.rank, count_at(a, 1, r)), epoch, &v, EP_FAULT_COMBINE, r);
         }
-    } else if (!failed) {
+    } else {
         if (a.tp > 1)
             await_siblings(a, epoch);
-        finish_tokens<BF16, EXACT>(a, epoch, gridDim.x - 1);
+        finish_tokens<BF16, EXACT, FLIGHT>(a, gridDim.x - 1, failed);
     }
     if (!failed && a.tp > 1)
-        take_outputs(a, *(volatile uint32_t *)a.kept_count);
+        take_outputs(a, load_word(a.kept_count));
     if (a.early)
         wait_predecessor(); /* its end must mean that the send has ended, too */
+}
+
+template <bool BF16> static const void *kernel_for(bool exact, bool two)
+{
+    if (exact)
+        return (const void *)combine_recv_kernel<BF16, true, EP_CUDA_ROWS_IN_FLIGHT>;
+    return two ? (const void *)combine_recv_kernel<BF16, false, 2>
+               : (const void *)combine_recv_kernel<BF16, false, EP_CUDA_ROWS_IN_FLIGHT>;
 }
 
 cudaError_t yard_ep_cuda_launch_combine_recv(const ep_cuda_args *a, bool bf16, bool exact,
                                              const ep_cuda_launch *l)
 {
-    if (bf16)
-        return exact ? launch((const void *)combine_recv_kernel<true, true>, a, l)
-                     : launch((const void *)combine_recv_kernel<true, false>, a, l);
-    return exact ? launch((const void *)combine_recv_kernel<false, true>, a, l)
-                 : launch((const void *)combine_recv_kernel<false, false>, a, l);
+    const bool two = a->n_ranks <= 2;
+
+    return launch(bf16 ? kernel_for<true>(exact, two) : kernel_for<false>(exact, two), a, l);
 }

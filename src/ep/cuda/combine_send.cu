@@ -16,14 +16,14 @@ template <bool EXACT> DEVICE arrival look_up(const ep_cuda_args &a, uint32_t q, 
     const uint32_t g = (q % a.dp + a.group + 1) % a.dp, t = q / a.dp, slot = g * a.max_tokens + t;
     arrival n = { -1, {}, g, t, 0, false };
 
-    n.exists = t < a.arrived[g];
+    n.exists = t < load_shallow(a.arrived + g);
     if (lane < a.top_k)
-        n.row = a.row_map[slot * a.top_k + lane];
+        n.row = load_shallow(a.row_map + slot * a.top_k + lane);
     if (!EXACT && lane < a.n_weight_packets)
         n.weights = load_relaxed(
             place(a, a.rank, a.at_weights + ((uint64_t)slot * a.n_weight_packets + lane) * VECTOR));
     if (!EXACT)
-        n.ordinal = a.ordinal[slot];
+        n.ordinal = load_shallow(a.ordinal + slot);
     if (!n.exists)
         n.row = -1;
     return n;

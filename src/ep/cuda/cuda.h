@@ -46,7 +46,7 @@ enum {
     EP_CUDA_NO_EXPERT = 255, /* id byte of an expert that another rank has */
     EP_CUDA_MAX_LOCAL = 255, /* experts of a rank */
     EP_CUDA_THREADS = 448,   /* 14 warps: one vector of 16 bytes each is an FP8 row of 7168 */
-    EP_CUDA_LAYOUT_THREADS = 1024,
+    EP_CUDA_LAYOUT_THREADS = 512,
     EP_CUDA_MAX_SELF_PROVING = 2048, /* id packets that a receiving block holds in shared memory */
     EP_CUDA_ROWS_IN_FLIGHT = 8
 };

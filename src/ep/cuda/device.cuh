@@ -39,12 +39,13 @@ DEVICE void store_relaxed_half(void *p, uint32_t x, uint32_t y)
                  : "memory");
 }
 
-/* Plain, but never cached from before: peers write what is read here. */
+/* Past the first-level cache: a kernel that was launched before its predecessor ended may find
+ * lines there from before. */
 DEVICE uint4 load_plain(const void *p)
 {
     uint4 v;
 
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p)
                  : "memory");
@@ -57,6 +58,20 @@ DEVICE void store_plain(void *p, uint4 v)
                  :
                  : "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
+}
+
+template <typename T> DEVICE T load_shallow(const T *p)
+{
+    uint32_t v;
+
+    static_assert(sizeof(T) == 4, "words");
+    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return (T)v;
+}
+
+DEVICE float load_shallow(const float *p)
+{
+    return __uint_as_float(load_shallow((const uint32_t *)p));
 }
 
 DEVICE uint32_t load_word(const uint32_t *p)
@@ -137,10 +152,14 @@ typedef struct waiting {
     uint32_t n_polls;
 } waiting;
 
-/* False once the deadline has passed or the group has failed. */
+/* False once the deadline has passed or the group has failed. Who waits for longer polls less
+ * often: many blocks that read the same lines without a pause can keep their writer from them for
+ * ever. */
 DEVICE bool may_wait(const ep_cuda_args &a, waiting *w, uint32_t what, uint32_t rank)
 {
-    if (++w->n_polls % POLLS_BETWEEN != 0)
+    if (++w->n_polls > 4)
+        __nanosleep(w->n_polls < 64 ? 20 : 100);
+    if (w->n_polls % POLLS_BETWEEN != 0)
         return true;
     w->until = check_deadline(a, w->until, what, rank);
     return w->until != 0;

@@ -34,14 +34,13 @@ DEVICE void add_counts(recv_shared *s, uint2 ids)
 
 /* The packet, or none once the instance's token count says that there is no such token. One thread
  * of a block polls each packet: more pollers of one line slow its writer down. */
-DEVICE uint4 await_ids(const ep_cuda_args &a, recv_shared *s, const uint8_t *p, uint32_t q,
+DEVICE uint4 await_ids(const ep_cuda_args &a, recv_shared *s, uint4 v, const uint8_t *p, uint32_t q,
                        uint32_t epoch)
 {
     const uint32_t source = owner_of(a, q / a.bound, q % a.bound);
     waiting w = { 0, 0 };
-    uint4 v;
 
-    while ((v = load_relaxed(p)).w != epoch) {
+    while (v.w != epoch) {
         const uint32_t n = *(volatile uint32_t *)&s->n_tokens[source];
 
         if (n != UNKNOWN && q % a.bound >= n)
@@ -50,27 +49,53 @@ DEVICE uint4 await_ids(const ep_cuda_args &a, recv_shared *s, const uint8_t *p, 
             s->failed = 1;
             return make_uint4(~0u, ~0u, 0, epoch);
         }
+        v = load_relaxed(p);
     }
     return v;
 }
 
-DEVICE void collect(const ep_cuda_args &a, recv_shared *s, uint2 *ids, uint32_t own_q,
-                    bool counting, uint32_t epoch)
+DEVICE const uint8_t *ids_at(const ep_cuda_args &a, uint32_t i)
+{
+    const uint64_t at =
+        (uint64_t)slot_of(a, i / a.n_id_packets) * a.n_id_packets + i % a.n_id_packets;
+
+    return place(a, a.rank, a.at_ids + at * VECTOR);
+}
+
+/* The first packet that a thread looks at, asked for before anything is known. */
+typedef struct first_packets {
+    uint4 count, ids;
+} first_packets;
+
+DEVICE first_packets ask_for_packets(const ep_cuda_args &a)
+{
+    first_packets p = {};
+
+    if (threadIdx.x < a.n_ranks)
+        p.count = load_relaxed(place(a, a.rank, count_at(a, 0, threadIdx.x)));
+    if (threadIdx.x < a.dp * a.bound * a.n_id_packets)
+        p.ids = load_relaxed(ids_at(a, threadIdx.x));
+    return p;
+}
+
+DEVICE void collect(const ep_cuda_args &a, recv_shared *s, uint2 *ids, first_packets p,
+                    uint32_t own_q, bool counting, uint32_t epoch)
 {
     const uint32_t n_packets = a.dp * a.bound * a.n_id_packets;
 
     if (threadIdx.x < a.n_ranks) {
-        uint4 v;
-        if (!await_packet(a, place(a, a.rank, count_at(a, 0, threadIdx.x)), epoch, &v,
-                          EP_FAULT_DISPATCH, threadIdx.x))
+        if (p.count.w != epoch && !await_packet(a, place(a, a.rank, count_at(a, 0, threadIdx.x)),
+                                                epoch, &p.count, EP_FAULT_DISPATCH, threadIdx.x))
             s->failed = 1;
-        *(volatile uint32_t *)&s->n_tokens[threadIdx.x] = v.w == epoch ? v.x : 0;
+        *(volatile uint32_t *)&s->n_tokens[threadIdx.x] = p.count.w == epoch ? p.count.x : 0;
     }
+    __syncwarp(); /* no lane polls below for what another lane of its warp still waits for here */
     for (uint32_t i = threadIdx.x; i < n_packets; i += blockDim.x) {
-        const uint32_t q = i / a.n_id_packets;
-        const uint64_t at = (uint64_t)slot_of(a, q) * a.n_id_packets + i % a.n_id_packets;
-        const uint4 v = await_ids(a, s, place(a, a.rank, a.at_ids + at * VECTOR), q, epoch);
+        uint4 v = p.ids;
 
+        if (i != threadIdx.x)
+            v = load_relaxed(ids_at(a, i));
+        v = await_ids(a, s, v, ids_at(a, i), i / a.n_id_packets, epoch);
         ids[i] = make_uint2(v.x, v.y);
         if (counting)
             add_counts(s, ids[i]);
@@ -251,6 +276,7 @@ DEVICE void receive(const ep_cuda_args &a, recv_shared *s, uint2 *ids)
     const uint32_t epoch = load_word(&a.state->dispatch_epoch) + 1, failed = load_word(a.error);
     const uint8_t *row = place(a, a.rank, row_at(a, slot_of(a, q)));
     const bool counting = counts || a.row_align != 1;
+    const first_packets packets = ask_for_packets(a);
     first_try early = { poison(), poison() };
 
     if (!counts && v < a.n_vectors) {
@@ -267,7 +293,7 @@ DEVICE void receive(const ep_cuda_args &a, recv_shared *s, uint2 *ids)
     __syncthreads(); /* shared memory is set before threads write what they find */
     if (failed)
         return;
-    collect(a, s, ids, q, counting, epoch);
+    collect(a, s, ids, packets, q, counting, epoch);
     __syncthreads(); /* all ids before anybody counts them */
     if (s->failed)
         return;

@@ -16,8 +16,8 @@ DEVICE choice choose(const ep_cuda_args &a, uint32_t t, uint32_t lane, bool may_
     choice c = { -1, -1, 0.0f, 0 };
 
     if (may_read && lane < a.top_k) {
-        c.expert = a.expert[t * a.top_k + lane];
-        c.weight = a.weight[t * a.top_k + lane];
+        c.expert = load_shallow(a.expert + t * a.top_k + lane);
+        c.weight = load_shallow(a.weight + t * a.top_k + lane);
     }
     return c;
 }
@@ -210,7 +210,8 @@ DEVICE piece pass_on(const ep_cuda_args &a, const source &s, uint32_t t, uint32_
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++)
             if (v / 8 + i < a.n_cols)
-                word[i] = __float_as_uint(a.x_scale[(uint64_t)t * a.n_cols + v / 8 + i]);
+                word[i] =
+                    __float_as_uint(load_shallow(a.x_scale + (uint64_t)t * a.n_cols + v / 8 + i));
     p.scales = make_uint4(word[0], word[1], word[2], word[3]);
     return p;
 }
@@ -305,11 +306,14 @@ DEVICE void send_flags(const ep_cuda_args &a, const choice &c, uint32_t slot, ui
         store_release((uint32_t *)place(a, (uint32_t)c.rank, a.at_flags + slot * 4ull), epoch);
 }
 
+/* Without flags the last warp sends the header while the others make the row. */
 template <ep_cuda_input INPUT, bool FLAGS>
-static __global__ void __launch_bounds__(EP_CUDA_THREADS, 2)
+static __global__ void __launch_bounds__(EP_CUDA_THREADS + (FLAGS ? 0 : WARP), 2)
     dispatch_send_kernel(const __grid_constant__ ep_cuda_args a)
 {
-    const uint32_t lane = threadIdx.x % WARP, first_warp = threadIdx.x - lane;
+    const uint32_t lane = threadIdx.x % WARP, first = threadIdx.x - lane;
+    const uint32_t row_threads = blockDim.x - (FLAGS ? 0 : WARP);
+    const bool heads = !FLAGS && first == row_threads;
     const uint32_t n_items = (a.bound + a.tp - 1 - a.replica) / a.tp * a.n_parts;
     uint32_t item = blockIdx.x, n_tokens, epoch;
     choice c = { -1, -1, 0.0f, 0 };
@@ -324,10 +328,10 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS, 2)
     const bool ahead = item < n_items && t0 < a.n_readable;
     const uint32_t failed = load_word(a.error);
     epoch = load_word(&a.state->dispatch_epoch) + 1;
-    const int32_t n = *a.n_tokens;
+    const int32_t n = load_shallow(a.n_tokens);
     if (ahead) {
         c = choose(a, t0, lane, true);
-        if (v0 < a.n_vectors)
+        if (!heads && v0 < a.n_vectors)
             s = load_source<INPUT>(a, t0, v0);
     }
     if (failed)
@@ -348,12 +352,13 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS, 2)
         if (!loaded)
             c = choose(a, t, lane, true);
         find_ranks(a, &c, lane);
-        if (!FLAGS && part == 0 && first_warp == 0)
+        if (heads && part == 0)
             send_header(a, c, t, epoch, lane);
-        for (uint32_t base = part * a.part_vectors + first_warp; base < end; base += blockDim.x) {
+        for (uint32_t base = part * a.part_vectors + first; !heads && base < end;
+             base += row_threads) {
             const uint32_t v = base + lane;
 
-            if (!loaded || base >= part * a.part_vectors + blockDim.x) {
+            if (!loaded || base >= part * a.part_vectors + row_threads) {
                 s = source{};
                 if (v < a.n_vectors)
                     s = load_source<INPUT>(a, t, v);

@@ -70,9 +70,30 @@ DEVICE uint32_t scan(layout_shared *s, uint32_t value, uint32_t *total)
         s->warp_sum[warp] = sum;
     __syncthreads(); /* the sums of all warps */
     before = __reduce_add_sync(ALL_LANES, lane < warp ? s->warp_sum[lane] : 0);
-    *total = __reduce_add_sync(ALL_LANES, s->warp_sum[lane]);
+    *total = __reduce_add_sync(ALL_LANES, lane < LAYOUT_WARPS ? s->warp_sum[lane] : 0);
     __syncthreads(); /* read before the next scan writes them */
     return before + sum - value;
+}
+
+/* The token's choices from k on: those of the expert get rows from row on; returns the next one. */
+DEVICE uint32_t note_choices(const ep_cuda_args &a, uint32_t slot, uint32_t k, uint2 ids,
+                             uint32_t expert, bool clears, uint32_t row)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++) {
+        const uint32_t e = byte_of(ids, i);
+
+        if (k + i >= a.top_k)
+            continue;
+        if (e == expert) {
+            if (a.row_index && !a.flat)
+                a.row_index[row] = (int32_t)slot;
+            a.row_map[slot * a.top_k + k + i] = (int32_t)row++;
+        } else if (clears && e == EP_CUDA_NO_EXPERT) {
+            a.row_map[slot * a.top_k + k + i] = -1;
+        }
+    }
+    return row;
 }
 
 /* Rows of one expert, in order of (instance, token, k). Block e also clears the entries of choices
@@ -90,9 +111,10 @@ DEVICE void place_expert(const ep_cuda_args &a, layout_shared *s, uint32_t exper
             const bool exists = t < s->n_tokens[g * a.tp],
                        clears = exists && t % a.n_local == expert;
             uint32_t n = 0, total, row;
+            uint4 v = {};
 
             for (uint32_t i = 0; exists && i < a.n_id_packets; i++) {
-                const uint4 v = ids_of(a, s, g, t, i, epoch);
+                v = ids_of(a, s, g, t, i, epoch);
                 n += (uint32_t)(__popc(__vcmpeq4(v.x, expert * 0x01010101u)) +
                                 __popc(__vcmpeq4(v.y, expert * 0x01010101u))) /
                      8;
@@ -100,18 +122,12 @@ DEVICE void place_expert(const ep_cuda_args &a, layout_shared *s, uint32_t exper
                     a.ordinal[slot] = v.z;
             }
             row = next + scan(s, n, &total);
-            for (uint32_t k = 0; (n > 0 || clears) && k < a.top_k; k++) {
-                const uint4 v = ids_of(a, s, g, t, k / 8, epoch);
-                const uint32_t e = byte_of(make_uint2(v.x, v.y), k % 8);
-                if (e == expert) {
-                    if (a.row_index && !a.flat)
-                        a.row_index[row] = (int32_t)slot;
-                    a.row_map[slot * a.top_k + k] = (int32_t)row++;
-                } else if (clears && e == EP_CUDA_NO_EXPERT) {
-                    a.row_map[slot * a.top_k + k] = -1;
-                }
-            }
             next += total;
+            for (uint32_t i = 0; (n > 0 || clears) && i < a.n_id_packets; i++) {
+                if (a.n_id_packets > 1) /* else it is still there */
+                    v = ids_of(a, s, g, t, i, epoch);
+                row = note_choices(a, slot, 8 * i, make_uint2(v.x, v.y), expert, clears, row);
+            }
         }
 }
 
@@ -138,7 +154,7 @@ DEVICE void place_tokens(const ep_cuda_args &a, layout_shared *s, uint32_t epoch
 
 /* A block for each local expert, one for the counts and, in the flat layout, the tokens. No block
  * waits for another: each counts all experts for itself. */
-static __global__ void __launch_bounds__(EP_CUDA_LAYOUT_THREADS, 1)
+static __global__ void __launch_bounds__(EP_CUDA_LAYOUT_THREADS, 2)
     layout_kernel(const __grid_constant__ ep_cuda_args a)
 {
     static __shared__ layout_shared s;
@@ -184,9 +200,9 @@ DEVICE int32_t rows_of(const ep_cuda_args &a, uint32_t q, uint32_t lane, uint32_
     const uint32_t g = (q % a.dp + a.group + 1) % a.dp, t = q / a.dp;
 
     *slot = g * a.max_tokens + t;
-    if (t >= a.arrived[g] || lane >= a.top_k)
+    if (t >= load_shallow(a.arrived + g) || lane >= a.top_k)
         return -1;
-    return a.row_map[*slot * a.top_k + lane];
+    return load_shallow(a.row_map + *slot * a.top_k + lane);
 }
 
 DEVICE bool await_flag(const ep_cuda_args &a, uint32_t slot, uint32_t epoch)
@@ -205,7 +221,7 @@ DEVICE bool await_flag(const ep_cuda_args &a, uint32_t slot, uint32_t epoch)
 DEVICE void copy_row(const ep_cuda_args &a, uint32_t slot, int32_t my_row, uint32_t lane)
 {
     const uint8_t *row = place(a, a.rank, row_at(a, slot));
-    const int32_t flat_row = a.flat ? a.flat_row[slot] : 0;
+    const int32_t flat_row = a.flat ? load_shallow(a.flat_row + slot) : 0;
 
     for (uint32_t base = threadIdx.x - lane; base < a.n_vectors; base += blockDim.x) {
         const uint32_t v = base + lane;

@@ -17,6 +17,7 @@ typedef struct ep_cuda_round {
 typedef struct ep_cuda {
     int device;
     uint32_t n_sms;
+    bool plain_sends;      /* tests: sends start when their predecessor has ended */
     bool flags;            /* rows with flags instead of self-proving ones */
     ep_cuda_round *rounds; /* [n_rounds] */
     void *memory;          /* device memory of all rounds */

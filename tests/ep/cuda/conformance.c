@@ -26,8 +26,9 @@ static void run_case(const yard_fabric_config *base, const batch *b, uint64_t se
     fabric.rendezvous = meet;
     c.config.fabric_config = &fabric;
     c.config.device = YARD_EP_CUDA;
+    c.config.expert_y_in_place = false;
     c.config.self_proving_tokens = seed % 3 == 0 ? 0 : b->self_proving;
-    c.config.timeout_us = 5000000;
+    c.config.timeout_us = 1500000;
     if (b->max_tokens) {
         c.config.hidden = 7168;
         c.config.max_tokens = b->max_tokens;

@@ -61,6 +61,7 @@ static void run_timing(const yard_fabric_config *fabric, void *ctx)
     if (t->self_proving != 1)
         config.self_proving_tokens = t->self_proving;
     config.fabric_config = fabric;
+    config.timeout_us = 1000000;
     if (yard_ep_create(&ep, &config, &err) != YARD_OK) {
         printf("%s\n", err.message);
         _exit(1);
@@ -140,36 +141,6 @@ void ep_gpu_timing(void)
                               .self_proving = 1,
                               .partial = partial },
                     "graph");
-    for (size_t i = 0; i < 5; i += 4) {
-        measure((timing){ .tokens = tokens[i],
-                          .n_pairs = 20,
-                          .n_samples = 100,
-                          .self_proving = 1,
-                          .partial = true,
-                          .phases = true },
-                "graph, marks");
-        measure((timing){ .tokens = tokens[i],
-                          .n_pairs = 10,
-                          .n_samples = 60,
-                          .self_proving = 1,
-                          .partial = true,
-                          .between_us = 200 },
-                "200 us between");
-        measure((timing){ .tokens = tokens[i],
-                          .n_pairs = 10,
-                          .n_samples = 60,
-                          .self_proving = 1,
-                          .partial = true,
-                          .cold = true },
-                "cold");
-        measure((timing){ .tokens = tokens[i],
-                          .n_pairs = 1,
-                          .n_samples = 200,
-                          .self_proving = 1,
-                          .partial = true,
-                          .single = true },
-                "single");
-    }
     measure((timing){ .tokens = 128,
                       .n_pairs = 20,
                       .n_samples = 100,
@@ -181,37 +152,19 @@ void ep_gpu_timing(void)
         (timing){
             .tokens = 128, .n_pairs = 20, .n_samples = 100, .self_proving = 0, .partial = true },
         "flags");
-    for (uint32_t t = 256; t <= 4096; t *= 4) {
-        measure((timing){ .tokens = t,
-                          .n_pairs = 4,
-                          .n_samples = 30,
-                          .self_proving = 1,
-                          .partial = true,
-                          .phases = true },
-                "many");
-        measure((timing){ .tokens = t,
-                          .n_pairs = 4,
-                          .n_samples = 30,
-                          .self_proving = 1,
-                          .flat = true,
-                          .partial = true,
-                          .phases = true },
-                "many");
-    }
     measure((timing){ .tokens = 4096,
                       .n_pairs = 4,
-                      .n_samples = 30,
+                      .n_samples = 20,
                       .self_proving = 1,
                       .partial = true,
-                      .send_sms = 45,
                       .phases = true },
-            "many, 45 SMs");
+            "many");
     measure((timing){ .tokens = 4096,
                       .n_pairs = 4,
-                      .n_samples = 30,
+                      .n_samples = 20,
                       .self_proving = 1,
+                      .flat = true,
                       .partial = true,
-                      .send_sms = 99,
                       .phases = true },
-            "many, 99 SMs");
+            "many");
 }
