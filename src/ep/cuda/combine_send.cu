@@ -20,7 +20,8 @@ template <bool EXACT> DEVICE arrival look_up(const ep_cuda_args &a, uint32_t q, 
     if (lane < a.top_k)
         n.row = load_shallow(a.row_map + slot * a.top_k + lane);
     if (!EXACT && lane < a.n_weight_packets)
-        n.weights = load_relaxed(
+        n.weights = load_packet(
+            a,
             place(a, a.rank, a.at_weights + ((uint64_t)slot * a.n_weight_packets + lane) * VECTOR));
     if (!EXACT)
         n.ordinal = load_shallow(a.ordinal + slot);

@@ -117,6 +117,7 @@ typedef struct ep_cuda_args {
     uint32_t poison_substitute;              /* for a payload word that looks like poison */
     uint64_t timeout_ns;
     bool flat, ue8m0, output_bf16;
+    uint32_t no_bits; /* 0: see load_packet */
 
     /* this call */
     uint32_t bound;   /* no instance has more tokens */

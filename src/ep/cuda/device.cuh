@@ -11,7 +11,7 @@ static const uint32_t ALL_LANES = 0xffffffffu, POISON = 0xffffffffu;
 
 /* ---- accesses -------------------------------------------------------------------------- */
 
-/* Between devices: no order, no fence. Each word proves itself, so 16 bytes need not be one. */
+/* Between devices, without order or fence. Of a row each word proves itself. */
 DEVICE uint4 load_relaxed(const void *p)
 {
     uint4 v;
@@ -29,6 +29,18 @@ DEVICE void store_relaxed(void *p, uint4 v)
                  :
                  : "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
+}
+
+/* A packet is whole when its epoch has come, so it must be loaded at once. The assembler splits a
+ * load, of vectors and of 128-bit numbers alike, where only some of its words are used: a new epoch
+ * then came with an old count. Here the epoch depends on all words; no_bits is 0, which nobody
+ * knows. */
+DEVICE uint4 load_packet(const ep_cuda_args &a, const void *p)
+{
+    uint4 v = load_relaxed(p);
+
+    v.w += (v.x ^ v.y ^ v.z) & a.no_bits;
+    return v;
 }
 
 DEVICE void store_relaxed_half(void *p, uint32_t x, uint32_t y)
@@ -205,7 +217,7 @@ DEVICE bool await_packet(const ep_cuda_args &a, const void *p, uint32_t epoch, u
 {
     waiting w = { 0, 0 };
 
-    while ((*v = load_relaxed(p)).w != epoch)
+    while ((*v = load_packet(a, p)).w != epoch)
         if (!may_wait(a, &w, what, rank))
             return false;
     return true;

@@ -49,7 +49,7 @@ DEVICE uint4 await_ids(const ep_cuda_args &a, recv_shared *s, uint4 v, const uin
             s->failed = 1;
             return make_uint4(~0u, ~0u, 0, epoch);
         }
-        v = load_relaxed(p);
+        v = load_packet(a, p);
     }
     return v;
 }
@@ -72,9 +72,9 @@ DEVICE first_packets ask_for_packets(const ep_cuda_args &a)
     first_packets p = {};
 
     if (threadIdx.x < a.n_ranks)
-        p.count = load_relaxed(place(a, a.rank, count_at(a, 0, threadIdx.x)));
+        p.count = load_packet(a, place(a, a.rank, count_at(a, 0, threadIdx.x)));
     if (threadIdx.x < a.dp * a.bound * a.n_id_packets)
-        p.ids = load_relaxed(ids_at(a, threadIdx.x));
+        p.ids = load_packet(a, ids_at(a, threadIdx.x));
     return p;
 }
 
@@ -94,7 +94,7 @@ DEVICE void collect(const ep_cuda_args &a, recv_shared *s, uint2 *ids, first_pac
         uint4 v = p.ids;
 
         if (i != threadIdx.x)
-            v = load_relaxed(ids_at(a, i));
+            v = load_packet(a, ids_at(a, i));
         v = await_ids(a, s, v, ids_at(a, i), i / a.n_id_packets, epoch);
         ids[i] = make_uint2(v.x, v.y);
         if (counting)
