@@ -16,9 +16,9 @@ if [[ $what == bench ]]; then
     exit 0
 fi
 cmake -G Ninja -S . -B "$build" -DYARD_CUDA=ON >"/dev/null"
-cmake --build "$build" -j "${JOBS:-$(nproc)}" --target gpu_test
+cmake --build "$build" -j "${JOBS:-$(nproc)}" --target gpu_test ep_gpu_test
 rc=0
-"$build/gpu_test" || rc=$?
+"$build/gpu_test" && "$build/ep_gpu_test" || rc=$?
 if [[ $rc == 77 ]]; then
     echo "gpu-$what: built, not run: no GPU here; $build/gpu_test needs libc and the driver only"
     exit 0
