@@ -226,6 +226,8 @@ static yard_status score(logits_args *args, yard_tokenizer **tok, yard_engine **
     if (st != YARD_OK)
         return st;
     st = yard_engine_create(engine, &args->engine, err);
+    if (st == YARD_OK && args->mtp && yard_engine_model_config(*engine)->n_mtp == 0)
+        st = yard_fail(err, YARD_ENOTSUP, "--mtp: the model has no multi-token-prediction module");
     if (st != YARD_OK)
         goto out;
 

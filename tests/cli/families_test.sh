@@ -27,6 +27,7 @@ PY
     run 0 "${ids#* }" generate $families/$family --ids "${ids% *}" --max-tokens 6 --exact --ignore-eos
     [ "$(cat "$dir/out")" = "${ids#* }" ] || fail "$family: want ${ids#* }, got $(cat "$dir/out")"
 done
+run 1 'the model has no multi-token-prediction module' logits $families/mixtral --ids 1,2 --mtp
 run 1 'tokenizer.json: cannot open' generate $families/kimi_k2 --prompt x --max-tokens 1
 
 # Published dimensions, small in depth only, up to the directory's refusal.
