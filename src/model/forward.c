@@ -68,7 +68,8 @@ yard_status yard_model_draft(yard_model *m, const yard_schedule *schedule,
     yard_rms_norm_args norm;
 
     m->all.n_tokens = n_rows;
-    memcpy(m->next_token, next_token, (size_t)n_rows * sizeof(*next_token));
+    if (n_rows > 0)
+        memcpy(m->next_token, next_token, (size_t)n_rows * sizeof(*next_token));
     if (m->config.mtp_reads_normed_hidden) {
         norm = norm_args(m, n, m->all.x, &m->weights->final_norm, x);
         m->ops->rms_norm_quant(m->stream, &norm);

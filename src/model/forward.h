@@ -96,9 +96,9 @@ void yard_model_sample(yard_model *model, const yard_sample_row *rows, uint32_t 
                        int32_t *token);
 
 /* Runs the MTP module over the first n_rows rows of the last forward pass; next_token[i] is the
- * token after row i. Logits calls that follow are the module's (row i predicts the token two after
- * its own) until the next forward pass. Uses and fills a cache of its own, at the same positions.
- * Errors: as yard_model_forward(). */
+ * token after row i; NULL when n_rows is 0. Logits calls that follow are the module's (row i
+ * predicts the token two after its own) until the next forward pass. Uses and fills a cache of its
+ * own, at the same positions. Errors: as yard_model_forward(). */
 yard_status yard_model_draft(yard_model *model, const yard_schedule *schedule,
                              const int32_t *next_token, int32_t n_rows, yard_error *err);
 
