@@ -91,6 +91,8 @@ def markdown(header, body):
 def table(rows):
     """Columns for what tells the rows apart; what they share is said once, above."""
     keys = list(dict.fromkeys(key for row in rows for key in row["case"] if key != "tokens"))
+    if len({tuple(str(row["case"].get(key)) for key in keys) for row in rows}) < len(rows):
+        keys.append("tokens")  # only the number of tokens tells some rows apart
     shared = [key for key in keys if len({str(row["case"].get(key)) for row in rows}) == 1]
     keys = [key for key in keys if key not in shared]
     header = keys + ["median", "p99", "min", "floor",

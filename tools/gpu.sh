@@ -11,11 +11,17 @@ if [[ -z "$nvcc" ]]; then
     echo "gpu-$what: not run, there is no nvcc in PATH or /usr/local/cuda/bin"
     exit 0
 fi
+cmake -G Ninja -S . -B "$build" -DYARD_CUDA=ON >"/dev/null"
 if [[ $what == bench ]]; then
-    echo "gpu-bench: not run, no CUDA kernel has a benchmark yet"
+    cmake --build "$build" -j "${JOBS:-$(nproc)}" --target switchyard
+    if ! ls /dev/nvidia[0-9]* >/dev/null 2>&1; then
+        echo "gpu-bench: built, not run: no GPU here"
+        exit 0
+    fi
+    "$build/switchyard" bench roofline --out "$build/roofline"
+    "$build/switchyard" bench ops --device cuda --tokens 1,32,256
     exit 0
 fi
-cmake -G Ninja -S . -B "$build" -DYARD_CUDA=ON >"/dev/null"
 cmake --build "$build" -j "${JOBS:-$(nproc)}" --target gpu_test ep_gpu_test
 rc=0
 "$build/gpu_test" && "$build/ep_gpu_test" || rc=$?

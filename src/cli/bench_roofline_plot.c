@@ -108,7 +108,7 @@ static yard_status write_script(const char *dir, const char *name, const yard_ro
     if (!f)
         return YARD_EIO;
     fprintf(f,
-            "set terminal svg size 900,640 font 'sans,12' background 'white'\n"
+            "set terminal svg noenhanced size 900,640 font 'sans,12' background 'white'\n"
             "set output '%s.svg'\nset datafile separator '\\t'\nset logscale xy\nset grid\n"
             "set title '%s on %s; stars: batch %d'\n"
             "set xlabel 'FLOP per byte (one byte a result, all weights read)'\n"

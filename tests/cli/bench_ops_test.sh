@@ -31,6 +31,13 @@ says 'no_such_op'
 expect 1 --model models/demo/ --ops quantise --table fast # the CPU has one table
 says 'no fast table'
 
+# The GPU's plots: what is wrong is said before a device is looked for.
+"$SWITCHYARD" bench roofline --help >"$dir/out" || fail "bench roofline --help"
+grep -q 'Examples:' "$dir/out" || fail "bench roofline --help: no examples"
+"$SWITCHYARD" bench roofline --products nothing 2>"$dir/err" && fail "bench roofline takes any product"
+grep -q "'nothing'\|no cuda" "$dir/err" || fail "bench roofline: $(cat "$dir/err")"
+"$SWITCHYARD" bench roofline --batch 0 2>/dev/null && fail "bench roofline takes a batch of 0"
+
 expect 0 --model models/demo/ --tokens 1,5 --context 70 --repeat 2 --json
 cp "$dir/out" "$dir/rows.jsonl"
 python3 - "$dir/rows.jsonl" <<'PY' || fail "rows"
