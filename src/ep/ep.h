@@ -59,8 +59,8 @@ typedef struct yard_ep_bench_inputs {
     const void *expert_y; /* [expert_y_rows, hidden] of config.combine */
 } yard_ep_bench_inputs;
 
-/* Copies the inputs; ep is borrowed and its first round used. Give NULL for config.output of
- * another size than f32. */
+/* Copies the inputs; ep is borrowed and its first round used. config: the one it was made from.
+ * Errors: YARD_ENOMEM, YARD_EDEVICE. */
 yard_status yard_ep_bench_create(yard_ep_bench **out, yard_ep *ep, const yard_ep_config *config,
                                  const yard_ep_bench_inputs *inputs, yard_error *err);
 void yard_ep_bench_destroy(yard_ep_bench *b);
