@@ -43,9 +43,10 @@ static uint32_t share_prefill(const yard_agree_config *c, const yard_step_record
                               uint32_t instance)
 {
     const uint32_t dp = c->n_ranks / c->tp, wish = view_of(c, records, instance).prefill_tokens;
-    const uint32_t first = (uint32_t)(records[0].step % dp);
-    uint32_t level = 0, above = c->prefill_budget, place = 0;
+    uint32_t level = 0, above = c->prefill_budget, place = 0, first;
 
+    assert(dp > 0);
+    first = (uint32_t)(records[0].step % dp);
     while (level < above) { /* the highest level that the budget allows */
         const uint32_t middle = above - (above - level) / 2;
 
