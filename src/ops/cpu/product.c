@@ -296,6 +296,10 @@ static void transposed_rows(const struct head_job *job, cpu_scratch *scratch, ui
     const uint32_t n_r = job->a->head_rows;
 
     memset(scratch->acc, 0, (size_t)n_x * w->cols * sizeof(float));
+    /* pieces of rows are no pattern that the memory's own prefetchers follow */
+    for (uint32_t r = 0; r < n_r; r++)
+        for (size_t at = 0; at < w->cols * yard_dtype_bytes(w->dtype); at += 64)
+            __builtin_prefetch((const uint8_t *)matrix_row(w, first + r) + at, 0, 2);
     for (uint32_t r = 0, end; r < n_r; r = end) {
         const uint32_t group_end = (r / YARD_GROUP + 1) * YARD_GROUP;
 
