@@ -52,7 +52,9 @@ def newest(rows):
 
 
 def matches(row, conditions):
-    return all(str(row["case"].get(key, row.get(key))) == value for key, value in conditions)
+    """device=WORD: the device's name holds the word; every other key has just that value."""
+    return all(value in row["device"] if key == "device"
+               else str(row["case"].get(key, row.get(key))) == value for key, value in conditions)
 
 
 def duration(us):
@@ -69,10 +71,12 @@ def rate(per_second):
     return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.1f}"
 
 
-def cells_of(row, keys):
+def cells_of(row, keys, with_share):
     case = row["case"]
     cells = [str(case.get(key, "-")) for key in keys]
     cells += [duration(row[name]) for name in ("p50_us", "p99_us", "min_us", "floor_us")]
+    if with_share:
+        cells.append(f"{row['floor_us'] / row['p50_us']:.2f}" if row["floor_us"] else "-")
     if "tokens" in case:
         cells.append(rate(case["tokens"] * 1e6 / row["p50_us"]))
     elif row["bytes"] is not None:
@@ -95,7 +99,8 @@ def table(rows):
         keys.append("tokens")  # only the number of tokens tells some rows apart
     shared = [key for key in keys if len({str(row["case"].get(key)) for row in rows}) == 1]
     keys = [key for key in keys if key not in shared]
-    header = keys + ["median", "p99", "min", "floor",
+    with_share = any(row["floor_us"] for row in rows)
+    header = keys + ["median", "p99", "min", "floor", *(["share"] if with_share else []),
                      "tokens/s" if any("tokens" in row["case"] for row in rows) else "rate",
                      "verified"]
     about = [f"{key} {rows[0]['case'][key]}" for key in shared]
@@ -103,7 +108,7 @@ def table(rows):
     about.append(f"ranks {', '.join(map(str, ranks))}")
     about.append("commit " + ", ".join(sorted({row["commit"] for row in rows})))
     about.append(max(row["date"] for row in rows)[:10])
-    return f"{'; '.join(about)}.\n\n" + markdown(header, [cells_of(row, keys) for row in rows])
+    return f"{'; '.join(about)}.\n\n" + markdown(header, [cells_of(row, keys, with_share) for row in rows])
 
 
 def tables(rows, name, conditions):

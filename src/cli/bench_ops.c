@@ -20,7 +20,8 @@ enum {
     KEY_VARIANT,
     KEY_PIN,
     KEY_TABLE,
-    KEY_REPEAT
+    KEY_REPEAT,
+    KEY_BLAS
 };
 
 static const yard_bench_ops_device *const devices[] = { &yard_bench_ops_cpu, &yard_bench_ops_cuda };
@@ -28,6 +29,7 @@ enum { N_DEVICES = sizeof(devices) / sizeof(devices[0]) };
 
 typedef struct ops_args {
     const char *device, *model, *ops, *variant, *table;
+    const char *blas;
     yard_bench_list tokens;
     uint64_t context, n_experts, n_threads, n_repeats;
     bool json;
@@ -47,6 +49,7 @@ typedef struct ops_bench {
     void *pool; /* memory of the device under all sets of a case; the next case uses it again */
     size_t pool_bytes;
     uint32_t n_rows, n_wrong;
+    yard_bench_blas *blas; /* NULL: not asked for */
 } ops_bench;
 
 /* ---- arguments ---------------------------------------------------------------------------------
@@ -91,6 +94,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--table: want fast or deterministic, got '%s'", arg);
         a->table = arg;
         break;
+    case KEY_BLAS:
+        a->blas = arg;
+        break;
     case KEY_REPEAT:
         a->n_repeats = yard_cli_argp_u64(state, "--repeat", arg, 1, 100000);
         break;
@@ -117,6 +123,8 @@ static const struct argp_option option_list[] = {
     { "cpu-variant", KEY_VARIANT, "NAME", 0,
       "c, avx2, avx512 or amx (default: the best of the first three)", 0 },
     { "repeat", KEY_REPEAT, "N", 0, "Timed calls of a case, at most 2 s of them (default 30)", 0 },
+    { "blas", KEY_BLAS, "LIBRARY", 0,
+      "Beside each linear, the same product by sgemm of this library (libopenblas.so.0)", 0 },
     { "json", 'j', NULL, 0, "One JSON object a row", 0 },
     { 0 },
 };
@@ -277,6 +285,8 @@ static double floor_us(ops_bench *b, const run *r)
     return read_us > compute_us ? read_us : compute_us;
 }
 
+enum { MAX_US = 2000000, LEAST_REPEATS = 5 };
+
 static yard_status print_row(ops_bench *b, const run *r, yard_bench_row *row, yard_error *err)
 {
     yard_status st;
@@ -294,7 +304,34 @@ static yard_status print_row(ops_bench *b, const run *r, yard_bench_row *row, ya
     return st;
 }
 
-enum { MAX_US = 2000000, LEAST_REPEATS = 5 };
+/* The same product in f32 by somebody else. */
+static yard_status time_blas(ops_bench *b, const run *r, yard_error *err)
+{
+    char shape[BENCH_OPS_SHAPE_BYTES];
+    yard_bench_row row = { .bench = "ops",
+                           .floor_us = -1,
+                           .device = b->device->hardware(),
+                           .variant = b->args.blas,
+                           .ranks = 1 };
+    uint32_t rows, cols;
+    yard_status st;
+
+    if (!b->blas || strcmp(r->c->op, "linear") != 0)
+        return YARD_OK;
+    rows = r->sets[0].args.linear.w.rows;
+    cols = r->sets[0].args.linear.w.cols;
+    snprintf(shape, sizeof(shape), "%s %ux%u f32", r->c->what, rows, cols);
+    st = yard_bench_blas_time(b->blas, r->size.n_tokens, rows, cols, LEAST_REPEATS, &row, err);
+    if (st)
+        return st;
+    row.shape = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i}", "op", "sgemm", "shape", shape, "model",
+                          b->args.model, "table", b->table, "tokens", (int)r->size.n_tokens,
+                          "threads", (int)b->config.n_threads);
+    st = row.shape ? yard_bench_print_row(&row, b->args.json, err)
+                   : yard_fail(err, YARD_ENOMEM, "bench ops: no memory for a row");
+    json_decref(row.shape);
+    return st;
+}
 
 static yard_status time_case(ops_bench *b, run *r, yard_error *err)
 {
@@ -345,6 +382,8 @@ static yard_status bench_case(ops_bench *b, const yard_bench_ops_case *c, uint32
         st = place_sets(b, &r, err);
     if (!st)
         st = time_case(b, &r, err);
+    if (!st)
+        st = time_blas(b, &r, err);
     release(&r);
     return st;
 }
@@ -508,11 +547,14 @@ static yard_status bench_all(ops_bench *b, yard_error *err)
                                          .limits = b->config.limits };
     yard_status st = yard_ops_cpu.open(&b->definition, &definition, err);
 
+    if (!st && b->args.blas)
+        st = yard_bench_blas_open(&b->blas, b->args.blas, b->config.n_threads, err);
     b->read_rate = st ? 0 : b->device->read_rate(&b->config);
     for (int i = 0; i < 2 && !st; i++)
         if (!b->args.table || !strcmp(b->args.table, tables[i]))
             st = bench_table(b, tables[i], err);
     yard_ops_cpu.close(b->definition);
+    yard_bench_blas_close(b->blas);
     if (b->pool)
         b->device->release(b->pool, b->pool_bytes);
     if (!st && b->n_rows == 0)

@@ -41,6 +41,20 @@ typedef struct yard_bench_ops_device {
 
 extern const yard_bench_ops_device yard_bench_ops_cpu, yard_bench_ops_cuda;
 
+/* ---- a BLAS to compare with ------------------------------------------------------------------ */
+
+typedef struct yard_bench_blas yard_bench_blas;
+
+/* Opens the library at path (as dlopen takes it). Errors: YARD_EIO, YARD_ENOTSUP without
+ * cblas_sgemm. */
+yard_status yard_bench_blas_open(yard_bench_blas **out, const char *path, uint32_t n_threads,
+                                 yard_error *err);
+void yard_bench_blas_close(yard_bench_blas *blas); /* NULL is fine */
+
+/* Times, flops, bytes and verified of x [m, k] . w [n, k]^T in f32. */
+yard_status yard_bench_blas_time(const yard_bench_blas *blas, uint32_t m, uint32_t n, uint32_t k,
+                                 uint32_t n_repeats, yard_bench_row *row, yard_error *err);
+
 /* ---- cases ------------------------------------------------------------------------------- */
 
 typedef struct yard_bench_ops_size {

@@ -28,6 +28,8 @@ expect 1 --device abacus
 says "got 'abacus'"
 expect 1 --ops no_such_op
 says 'no_such_op'
+expect 1 --ops q_b --tokens 1 --model models/demo/ --blas "$dir/no-library.so"
+says 'no-library.so'
 expect 1 --model models/demo/ --ops quantise --table fast # the CPU has one table
 says 'no fast table'
 
