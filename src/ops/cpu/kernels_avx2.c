@@ -93,30 +93,42 @@ INLINE void dot_scaled(const dot_args *a, uint32_t m0, uint32_t n0, int mx, int 
     }
 }
 
+/* The carried sums of x[m] . w[n]; only where there are any. */
+INLINE float *carried_lanes(const dot_args *a, uint32_t m, uint32_t n)
+{
+    return a->lanes + ((size_t)m * a->n_w + n) * LANES;
+}
+
+INLINE lanes load_lanes(const float *at)
+{
+    return (lanes){ { _mm256_loadu_ps(at), _mm256_loadu_ps(at + 8) } };
+}
+
+INLINE void store_lanes(lanes v, float *at)
+{
+    _mm256_storeu_ps(at, v.half[0]);
+    _mm256_storeu_ps(at + 8, v.half[1]);
+}
+
 INLINE void dot_tile(const dot_args *a, uint32_t m0, uint32_t n0, int mx, int nw)
 {
     lanes outer[TILE_X][TILE_W];
 
     for (int m = 0; m < mx; m++)
-        for (int n = 0; n < nw; n++) {
-            const float *carried = a->lanes + ((size_t)(m0 + m) * a->n_w + n0 + n) * LANES;
-            outer[m][n] =
-                a->continued ? (lanes){ { _mm256_loadu_ps(carried), _mm256_loadu_ps(carried + 8) } }
-                             : zero_lanes();
-        }
+        for (int n = 0; n < nw; n++)
+            outer[m][n] = a->continued
+                              ? load_lanes(carried_lanes(a, m0 + (uint32_t)m, n0 + (uint32_t)n))
+                              : zero_lanes();
     if (a->w_scale)
         dot_scaled(a, m0, n0, mx, nw, outer);
     else
         dot_span(a, a->x + m0 * a->x_ld, a->w + n0 * a->w_ld, 0, pad_lanes(a->n_k), mx, nw, outer);
     for (int m = 0; m < mx; m++)
         for (int n = 0; n < nw; n++) {
-            float *carried = a->lanes + ((size_t)(m0 + m) * a->n_w + n0 + n) * LANES;
-            if (a->y) {
+            if (a->y)
                 a->y[(m0 + m) * a->y_ld + n0 + n] = add_lanes(outer[m][n]);
-                continue;
-            }
-            _mm256_storeu_ps(carried, outer[m][n].half[0]);
-            _mm256_storeu_ps(carried + 8, outer[m][n].half[1]);
+            else
+                store_lanes(outer[m][n], carried_lanes(a, m0 + (uint32_t)m, n0 + (uint32_t)n));
         }
 }
 
