@@ -174,7 +174,7 @@ static void default_shape(double shape[24])
 
 static yard_status read_shape(const char *path, double shape[24], yard_error *err)
 {
-    json_error_t why;
+    json_error_t why = { 0 };
     json_t *list;
     yard_status st = YARD_OK;
     double sum = 0;

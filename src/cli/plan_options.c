@@ -332,7 +332,7 @@ static yard_status resolve_profile(yard_plan_options *o, bool *usage, yard_error
 
 static yard_status read_load(yard_plan_options *o, yard_error *err)
 {
-    json_error_t why;
+    json_error_t why = { 0 };
     json_t *list, *value;
     size_t i;
     yard_status st = YARD_OK;

@@ -14,7 +14,7 @@ static yard_status encode_line(const char *path, size_t line_number, const char 
 {
     yard_status st;
     json_t *string = NULL;
-    json_error_t error;
+    json_error_t error = { 0 };
 
     if (line[0] == '"') {
         string = json_loadb(line, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &error);

@@ -396,7 +396,7 @@ yard_status yard_chat_template_render(const yard_chat_template *tpl, const yard_
                                       yard_error *err)
 {
     reader r = { .err = err };
-    json_error_t error;
+    json_error_t error = { 0 };
     json_t *root =
         json_loadb(messages_json, n_bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
     yard_status st;

@@ -97,7 +97,7 @@ yard_status yard_json_parse_object(json_t **out, const char *text, size_t n_byte
                                    yard_error *err)
 {
     char what[YARD_JSON_DESCRIBE_BYTES];
-    json_error_t error;
+    json_error_t error = { 0 };
     json_t *root;
 
     root = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES, &error);

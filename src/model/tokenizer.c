@@ -124,7 +124,7 @@ static yard_status read_root(yard_tokenizer_loader *l, const json_t *root)
 static yard_status parse_json(yard_tokenizer_loader *l, const char *text, size_t n_bytes,
                               json_t **root)
 {
-    json_error_t error;
+    json_error_t error = { 0 };
 
     *root = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
     if (*root)

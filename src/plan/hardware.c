@@ -209,7 +209,7 @@ yard_status yard_plan_gpu_load(yard_plan_gpu *out, const char *path, yard_error 
                           .origin = YARD_PLAN_GIVEN,
                           .price_origin = YARD_PLAN_GIVEN,
                           .source = "user's file" };
-    json_error_t why;
+    json_error_t why = { 0 };
     FILE *in = fopen(path, "rb");
     json_t *object;
     yard_status st;

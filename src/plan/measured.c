@@ -92,7 +92,7 @@ static yard_status read_rows(sums *s, FILE *in, const yard_plan_gpu *gpu, const 
     yard_status st = YARD_OK;
 
     while (!st && getline(&line, &size, in) > 0) {
-        json_error_t why;
+        json_error_t why = { 0 };
         json_t *row;
         number++;
         if (line[strspn(line, " \t\r\n")] == '\0')
