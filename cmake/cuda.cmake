@@ -55,3 +55,4 @@ set(cuda_objects $<TARGET_OBJECTS:yard_cuda_ep>)
 # cudart_static's dlopen, shm_open and clock calls are in libc itself since glibc 2.34. Its symbols
 # stay inside the shared objects that it is linked into.
 set(cuda_link ${YARD_CUDART} -Wl,--exclude-libs,libcudart_static.a)
+set(YARD_PC_CUDA "${YARD_CUDART} -lrt ") # what a program with the static library needs
