@@ -174,7 +174,7 @@ static yard_status send_partial(yard_ep_round *round, const arrival *a, const vo
     yard_ep *ep = round->ep;
     const int32_t *expert = ep_entry_experts(a->entry);
     const uint32_t owner = ep_owner_of(ep, a->group, a->token);
-    const uint32_t slot = ordinal_of(ep, expert);
+    const uint32_t slot = ep->in_place[owner] ? 0 : ordinal_of(ep, expert); /* a landing slot */
     const yard_dtype dtype = plain_dtype(ep->config.combine);
     const void *rows[YARD_EP_MAX_TOP_K];
     float weight[YARD_EP_MAX_TOP_K];

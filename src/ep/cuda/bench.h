@@ -16,13 +16,6 @@ extern "C" {
 cudaError_t yard_ep_cuda_launch_busy(uint32_t us, cudaStream_t stream);
 /* Reads n_bytes, so that what was in the cache before is not any more. */
 cudaError_t yard_ep_cuda_launch_sweep(const void *p, size_t n_bytes, cudaStream_t stream);
-/* n_bytes from one place to another, either of which may be a peer's, by vectors. */
-cudaError_t yard_ep_cuda_launch_copy(void *to, const void *from, size_t n_bytes,
-                                     cudaStream_t stream);
-/* A word to and fro n times: this rank's in mine, the peer's in theirs; first: starts. ns: of all.
- */
-cudaError_t yard_ep_cuda_launch_pingpong(uint32_t *mine, uint32_t *theirs, uint32_t first_value,
-                                         uint32_t n, bool first, uint64_t *ns, cudaStream_t stream);
 
 #ifdef __cplusplus
 }
