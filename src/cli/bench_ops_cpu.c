@@ -164,7 +164,7 @@ static peak find_peak(const yard_ops_config *config, yard_dtype x)
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (x == YARD_FP8_E4M3 && is_amx(config)) /* whose stream got the permission */
-        return (peak){ .flops = 2.0 * 16 * 16 * 32 * 4 * (PEAK_STEPS / 8), .task = dot_tiles };
+        return (peak){ .flops = 2.0 * 16 * 16 * 32 * 4 * PEAK_STEPS / 8, .task = dot_tiles };
     if (x == YARD_FP8_E4M3 && yard_cpu_has_avx512() && (!variant || !strcmp(variant, "avx512")))
         return (peak){ .flops = 2.0 * 32 * 12 * PEAK_STEPS, .task = dot_bf16 };
     if (__builtin_cpu_supports("avx512f"))

@@ -1,15 +1,11 @@
 /* Data and gnuplot scripts of the two roofline plots. Plots have the article's bytes on the x axis
  * (one byte a result, all groups read; R110, R116); the data have those that move, too (C14). */
 #include <errno.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "cli/bench_roofline.h"
-
-extern char **environ;
+#include "cli/cli.h"
 
 enum { STAR_BATCH = 128, PATH_BYTES = 512 };
 
@@ -123,26 +119,6 @@ static yard_status write_script(const char *dir, const char *name, const yard_ro
     return close_file(f, dir, err);
 }
 
-static bool run_gnuplot(const char *dir, const char *name)
-{
-    char path[PATH_BYTES];
-    char *const argv[] = { "gnuplot", path, NULL };
-    posix_spawn_file_actions_t actions;
-    int status = -1;
-    pid_t pid;
-    int rc = posix_spawn_file_actions_init(&actions);
-
-    snprintf(path, sizeof(path), "%s.gp", name);
-    if (rc == 0)
-        rc = posix_spawn_file_actions_addchdir_np(&actions, dir);
-    if (rc == 0)
-        rc = posix_spawnp(&pid, "gnuplot", &actions, NULL, argv, environ);
-    posix_spawn_file_actions_destroy(&actions);
-    if (rc != 0 || waitpid(pid, &status, 0) < 0)
-        return false;
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
 yard_status yard_roofline_draw(const char *dir, const yard_roofline_limits *limits,
                                const yard_roofline_point *points, size_t n, bool *drawn,
                                yard_error *err)
@@ -155,17 +131,18 @@ yard_status yard_roofline_draw(const char *dir, const yard_roofline_limits *limi
         return yard_fail(err, YARD_EIO, "%s: %s", dir, strerror(errno));
     for (int grouped = 0; grouped < 2 && !st; grouped++) {
         bool some = false;
-        char data[64];
+        char data[64], script[64];
         for (size_t i = 0; i < n; i++)
             some = some || (points[i].ep > 0) == (grouped == 1);
         if (!some)
             continue;
         snprintf(data, sizeof(data), "%s.dat", names[grouped]);
+        snprintf(script, sizeof(script), "%s.gp", names[grouped]);
         st = write_data(dir, data, points, n, grouped, err);
         if (!st)
             st = write_script(dir, names[grouped], limits, points, n, grouped, err);
         if (!st)
-            *drawn = run_gnuplot(dir, names[grouped]) && *drawn;
+            *drawn = yard_cli_run_gnuplot(dir, script) == 0 && *drawn;
     }
     return st;
 }

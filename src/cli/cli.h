@@ -49,6 +49,10 @@ yard_status yard_cli_parse_u64(const char *option, const char *text, uint64_t mi
 yard_status yard_cli_parse_f32(const char *option, const char *text, float min, float max,
                                float *out, yard_error *err);
 
+/* Runs gnuplot in dir on a script that lies there. Returns 0, or an errno: ENOENT when there is no
+ * gnuplot, EIO when it failed. */
+int yard_cli_run_gnuplot(const char *dir, const char *script);
+
 /* Writes what is left of standard output and tells, once, that something could not be written (a
  * full disk), with the reason if it is known. Commands call it to learn their exit code; main calls
  * it for whatever ends the program otherwise, such as --help. */

@@ -1,11 +1,9 @@
 /* switchyard plan sweep: all layouts, the frontier, the decision, the drawings. */
 #include <errno.h>
 #include <math.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "cli/args.h"
@@ -229,30 +227,6 @@ static yard_status check_lists(const yard_plan_options *o, const lists *l, yard_
 
 /* ---- drawings ------------------------------------------------------------------------------ */
 
-/* Runs gnuplot on dir/NAME.gp. Returns an errno: ENOENT when there is no gnuplot, EIO when it
- * failed. */
-static int run_gnuplot(const char *dir, const char *script)
-{
-    posix_spawn_file_actions_t actions;
-    char *const argv[] = { "gnuplot", (char *)script, NULL };
-    pid_t pid;
-    int status = -1, rc;
-
-    if ((rc = posix_spawn_file_actions_init(&actions)))
-        return rc;
-    posix_spawn_file_actions_addchdir_np(&actions, dir);
-    rc = posix_spawnp(&pid, "gnuplot", &actions, NULL, argv, environ);
-    posix_spawn_file_actions_destroy(&actions);
-    if (rc)
-        return rc;
-    if (waitpid(pid, &status, 0) != pid)
-        return EIO;
-    /* 127: the C library found the program only after the fork, or could not enter dir */
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
-        return ENOENT;
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : EIO;
-}
-
 /* Drawings of an earlier run, perhaps of another GPU, must not get into this report. */
 static yard_status remove_drawings(const char *dir, yard_error *err)
 {
@@ -320,7 +294,7 @@ static yard_status draw(const sweep_args *args, const yard_plan_choice *list, ui
     if ((st = remove_drawings(dir, err)) || (st = write_data(dir, base, layers, list, n, err)))
         return st;
     for (size_t i = 0; i < (layers ? 4 : 1) && !rc; i++)
-        rc = run_gnuplot(dir, scripts[i]);
+        rc = yard_cli_run_gnuplot(dir, scripts[i]);
     if (rc == ENOENT)
         fprintf(stderr, "switchyard plan: no gnuplot (gnuplot-nox): tables, .dat and .gp only\n");
     else if (rc)

@@ -244,7 +244,7 @@ typedef enum yard_group_value {
 /* Group-limited top-k, for every family: one group of all experts is plain top-k (R149: Mixtral).
  * score = sigmoid(logits), or softmax over all experts, in f32; choice = score + bias. The
  * top_groups groups of the largest group value stay, then the top_k largest choices of those. Ties
- * go to the lower index. Weights are the scores without bias. */
+ * go to the lower index. Weights are the scores without bias. top_k: 1 to 64. */
 typedef struct yard_moe_route_args {
     const int32_t *n_rows;
     uint32_t n_experts, top_k, n_groups, top_groups;

@@ -1,4 +1,5 @@
 /* The plain C definition of the inner kernels. */
+#include <assert.h>
 #include <math.h>
 
 #include "ops/cpu/cpu.h"
@@ -94,6 +95,7 @@ static void dot_one(const float *x, const float *w, uint32_t n_k, const float *x
 
 static void dot(const dot_args *a)
 {
+    assert(a->lanes || (a->y && !a->continued)); /* sums that are carried have a place */
     for (uint32_t m = 0; m < a->n_x; m++)
         for (uint32_t n = 0; n < a->n_w; n++) {
             float *carried = a->lanes ? a->lanes + ((size_t)m * a->n_w + n) * LANES : NULL;

@@ -1,4 +1,6 @@
 /* The router and the local form of dispatch and combine. */
+#include <assert.h>
+
 #include "ops/cpu/cpu.h"
 
 /* ---- router ------------------------------------------------------------------------------ */
@@ -80,6 +82,7 @@ static float kth_largest(const float *values, uint32_t n, uint32_t k)
     float best[MAX_TOP_K + 1];
     uint32_t n_best = 0;
 
+    assert(k >= 1 && k <= MAX_TOP_K); /* the interface says so */
     for (uint32_t i = 0; i < n; i++) {
         uint32_t at = n_best;
 
