@@ -1,0 +1,47 @@
+/* Private to the pod: pod.c is its life and its caller's side, pod_run.c what it does meanwhile. */
+#ifndef YARD_ENGINE_POD_IMPL_H
+#define YARD_ENGINE_POD_IMPL_H
+
+#include <poll.h>
+
+#include "engine/generation.h"
+#include "engine/pod.h"
+#include "engine/pod_process.h"
+#include "engine/pod_requests.h"
+
+enum {
+    YARD_POD_REASON_BYTES = 400,
+    YARD_POD_LEAVE_US = 2500000, /* from the end of a group to the kill of who stays in it; closing
+                                    a network fabric may take it 2 s */
+    YARD_POD_NOTICE_US = 3000000 /* between lines about who is missing */
+};
+
+struct yard_pod {
+    yard_pod_config config;
+    yard_pod_rank_config *rank_config; /* [n_ranks] */
+    yard_pod_process *process;         /* [n_ranks] */
+    struct pollfd *fds;                /* [n_ranks] */
+    uint32_t n_ranks, tp, first_rank;
+    char secret[33];
+
+    yard_generation generation;
+    char reason[YARD_POD_REASON_BYTES]; /* why the last group is over; "" since it serves */
+    uint64_t started_us, next_notice_us, next_look_us;
+    yard_pod_requests requests;
+    bool finishing;
+    yard_error failure; /* status other than YARD_OK: of no use any more */
+};
+
+/* The pod fails, with its next yard_pod_run(). */
+void yard_pod_no_memory(yard_pod *pod);
+
+void yard_pod_send_request(yard_pod *pod, yard_pod_request *request);
+void yard_pod_send_abort(yard_pod *pod, const yard_pod_request *request);
+void yard_pod_send_finish(yard_pod *pod);
+
+/* Waits for what happens until until_us, or less, and takes it; yard_pod_act() does what follows.
+ */
+void yard_pod_await(yard_pod *pod, uint64_t until_us);
+void yard_pod_act(yard_pod *pod);
+
+#endif
