@@ -129,11 +129,20 @@ typedef struct yard_request {
     const int32_t *stop_token; /* [n_stop_token], copied: ids that end the sequence beside the
                                   model's, also with ignore_eos; NULL with n_stop_token 0 */
     uint32_t n_stop_token;
+    uint32_t n_choices;   /* answers to the prompt, which is computed once; default 1, at most
+                             max_seqs. The random numbers of a choice depend on the seed and its
+                             number; choice 0 is the answer alone */
+    uint32_t n_logprobs;  /* of each generated token: 0: none; 1: its own log-probability; 1 + k:
+                             also  those of the k likeliest; at most YARD_MAX_LOGPROBS. Of the
+                             model's  distribution, before bias, penalties and temperature */
+    bool prompt_logprobs; /* the same of each prompt token, first: computes the whole prompt */
 } yard_request;
+
+enum { YARD_MAX_LOGPROBS = 21 };
 
 #define YARD_REQUEST_INIT                                                                          \
     {                                                                                              \
-        .size = sizeof(yard_request), .max_new_tokens = UINT32_MAX, .sampling = {                  \
+        .size = sizeof(yard_request), .max_new_tokens = UINT32_MAX, .n_choices = 1, .sampling = {  \
             .top_p = 1.0f,                                                                         \
             .repetition_penalty = 1.0f                                                             \
         }                                                                                          \
@@ -179,12 +188,23 @@ typedef enum yard_finish {
     YARD_FINISH_ERROR /* the model's logits were not finite numbers: no token can be chosen */
 } yard_finish;
 
-/* One generated token, or (n_tokens 0) the end of an aborted or failed request. */
+typedef struct yard_token_logprob {
+    int32_t token;
+    float logprob; /* natural logarithm; NaN: none (a prompt's first token) */
+} yard_token_logprob;
+
+/* One token of one choice of a request, or (n_tokens 0) the end of an aborted or failed one. */
 typedef struct yard_event {
     uint64_t id;
+    uint32_t choice;
     uint32_t n_tokens; /* 0 or 1 */
     int32_t token;
-    yard_finish finish; /* other than YARD_RUNNING exactly once per request, on its last event */
+    yard_finish finish; /* other than YARD_RUNNING exactly once per choice, on its last event */
+    uint32_t n_cached;  /* prompt tokens found in the cache; on a choice's first event */
+    bool of_prompt;     /* the token is the prompt's next: yard_request.prompt_logprobs */
+    uint32_t n_logprobs;
+    const yard_token_logprob *logprob; /* [n_logprobs] the token's own, then the likeliest,
+                                          descending; the engine's, valid until its next step */
 } yard_event;
 
 /* Takes up to max_events events, oldest first; returns how many. */

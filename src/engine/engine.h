@@ -9,6 +9,15 @@
 #include "engine/pod.h"
 #include "model/model.h"
 
+/* What an instance says about itself, after every step and at least a few times a second. */
+typedef struct yard_engine_report {
+    uint64_t n_seen;     /* requests of the asker that the numbers know of, ended ones included */
+    uint32_t n_requests; /* waiting and running, of all askers */
+    uint64_t prompt_tokens;  /* of these, still to be computed */
+    uint64_t running_tokens; /* that these hold in the cache */
+    uint64_t step_age_us;    /* since the last finished step while there is work; 0 when idle */
+} yard_engine_report;
+
 /* What the engine was built from; owned by the engine. */
 const yard_model_config *yard_engine_model_config(const yard_engine *engine);
 

@@ -117,6 +117,9 @@ static yard_status check_request(const yard_engine *e, const yard_request *r, ya
     for (uint32_t i = 0; i < r->n_stop_token; i++)
         if (check_token(e, "stop token", i, r->stop_token[i], err))
             return YARD_EINVAL;
+    if (r->n_choices != 1 || r->n_logprobs > 0 || r->prompt_logprobs)
+        return yard_fail(err, YARD_ENOTSUP,
+                         "several choices and log-probabilities are not implemented");
     return check_sampling(&r->sampling, err);
 }
 

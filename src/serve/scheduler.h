@@ -89,17 +89,8 @@ void yard_scheduler_instance_up(yard_scheduler *s, uint64_t now_us, uint32_t ins
                                 uint32_t max_requests);
 void yard_scheduler_instance_lost(yard_scheduler *s, uint32_t instance);
 
-/* What an engine says about itself, after every step and at least a few times per stale_after_us.
- */
-typedef struct yard_engine_report {
-    uint64_t n_seen;        /* requests of this front that the numbers know of, ended ones included:
-                               the count of YARD_ACTION_SENDs to the instance since it came up */
-    uint32_t n_requests;    /* waiting and running, of all fronts */
-    uint64_t prompt_tokens; /* of these, still to be computed */
-    uint64_t running_tokens; /* that these hold in the cache */
-    uint64_t step_age_us;    /* since the last finished step while there is work; 0 when idle */
-} yard_engine_report;
-
+/* What an instance said about itself: see yard_engine_report. n_seen counts YARD_ACTION_SENDs to it
+ * since it came up. */
 void yard_scheduler_report(yard_scheduler *s, uint64_t now_us, uint32_t instance,
                            const yard_engine_report *report);
 
