@@ -70,6 +70,8 @@ typedef struct yard_engine_config {
     uint64_t start_timeout_us; /* of the first step's wait: the others may still read their weights;
                                   0: timeout_us */
     yard_thread_place pin;     /* where the CPU threads run */
+    const char *cache_salt;    /* part of the names of cache pages: instances with other salts share
+                                  none, also not by what they tell; NULL: "" */
 } yard_engine_config;
 
 #define YARD_ENGINE_CONFIG_INIT                                                                    \
@@ -210,11 +212,13 @@ typedef struct yard_event {
 /* Takes up to max_events events, oldest first; returns how many. */
 YARD_API uint32_t yard_engine_poll(yard_engine *engine, yard_event *events, uint32_t max_events);
 
-/* Ends a request and frees its pages before the next step. Its last event says
- * YARD_FINISH_ABORTED. Errors: YARD_EINVAL for an id that is not queued or running; with several
+#define YARD_ALL_CHOICES UINT32_MAX
+
+/* Ends a request, or one choice of it, and frees its pages before the next step. Its last event
+ * says YARD_FINISH_ABORTED. Errors: YARD_EINVAL for what is not queued or running; with several
  * ranks there is no such error and no event, for the ranks of an instance may learn of the end of a
  * request at different times. YARD_ENOMEM. */
-YARD_API yard_status yard_engine_abort(yard_engine *engine, uint64_t id);
+YARD_API yard_status yard_engine_abort(yard_engine *engine, uint64_t id, uint32_t choice);
 
 typedef struct yard_engine_stats {
     uint32_t n_queued, n_running;

@@ -151,7 +151,7 @@ static yard_status run_to_end(answer_run *run, uint64_t id, yard_error *err)
 
         if (!aborted && (run->stopped || interrupted || ferror(stdout))) {
             aborted = true;
-            st = yard_engine_abort(engine, id);
+            st = yard_engine_abort(engine, id, YARD_ALL_CHOICES);
         }
         if (st == YARD_OK)
             st = yard_engine_step(engine);

@@ -105,7 +105,7 @@ static yard_status take_events(ranks_bench *b, uint32_t n_seqs, uint64_t *n_toke
 
             if (events[i].message && st == YARD_OK)
                 st = yard_fail(err, YARD_EPEER, "%s", events[i].message);
-            free(events[i].message);
+            yard_pod_event_free(&events[i]);
             while (j < n_seqs && b->request[j] != events[i].id)
                 j++;
             if (j == n_seqs)

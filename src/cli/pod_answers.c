@@ -142,7 +142,7 @@ static yard_status add_token(answers *all, answer *a, int32_t token, yard_error 
     if (st == YARD_OK)
         st = add_text(a, text, n, err);
     if (a->stopped)
-        yard_pod_abort(all->config->pod, a->id);
+        yard_pod_abort(all->config->pod, a->id, YARD_ALL_CHOICES);
     return st;
 }
 
@@ -196,7 +196,7 @@ static yard_status take_events(answers *all, yard_error *err)
         for (uint32_t i = 0; i < n; i++) {
             if (st == YARD_OK)
                 st = take_event(all, &events[i], err);
-            free(events[i].message);
+            yard_pod_event_free(&events[i]);
         }
     return st;
 }
@@ -290,7 +290,7 @@ static void interrupt(answers *all)
     all->interrupted = true;
     for (size_t i = 0; i < all->n; i++)
         if (all->items[i].ours && all->items[i].finish == YARD_RUNNING)
-            yard_pod_abort(all->config->pod, all->items[i].id);
+            yard_pod_abort(all->config->pod, all->items[i].id, YARD_ALL_CHOICES);
 }
 
 yard_status yard_pod_answer_all(const yard_pod_answers_config *config, const yard_prompt *prompts,

@@ -185,6 +185,8 @@ yard_status yard_engine_create(yard_engine **out, const yard_engine_config *conf
         st = allocate(e, err);
     if (st == YARD_OK)
         st = yard_group_open(e, &c, err);
+    if (st == YARD_OK)
+        yard_cache_open(e, &c);
     if (st != YARD_OK) {
         yard_engine_destroy(e);
         return st;
@@ -200,6 +202,7 @@ void yard_engine_destroy(yard_engine *e)
         return;
     yard_engine_drop_all(e);
     yard_group_close(e);
+    yard_cache_close(e);
     yard_model_destroy(e->model);
     free(e->running);
     free(e->started);
@@ -250,6 +253,24 @@ void yard_engine_get_stats(const yard_engine *e, yard_engine_stats *out)
                                 .agree_us = e->agree_us,
                                 .woken_at_us = e->woken_at_us,
                                 .generation = e->records.generation };
+}
+
+void yard_engine_get_report(const yard_engine *e, yard_engine_report *out)
+{
+    *out =
+        (yard_engine_report){ .n_requests = yard_engine_live(e), .n_free_pages = e->n_free_pages };
+    for (uint32_t slot = 0; slot < e->max_seqs; slot++) {
+        const sequence *seq = e->running[slot];
+
+        if (!seq)
+            continue;
+        out->running_tokens += seq->n_cached;
+        out->prompt_tokens += seq->n_cached < seq->n_prompt ? seq->n_prompt - seq->n_cached : 0;
+    }
+    for (const sequence *seq = e->queue_head; seq; seq = seq->next)
+        out->prompt_tokens += seq->n_prompt;
+    for (const command *c = e->command_head; c; c = c->next)
+        out->prompt_tokens += c->seq ? c->seq->n_prompt : 0;
 }
 
 const char *yard_engine_error(const yard_engine *e)

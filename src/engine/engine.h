@@ -7,19 +7,26 @@
 
 #include "engine/page_hash.h"
 #include "engine/pod.h"
+#include "engine/report.h"
 #include "model/model.h"
-
-/* What an instance says about itself, after every step and at least a few times a second. */
-typedef struct yard_engine_report {
-    uint64_t n_seen;     /* requests of the asker that the numbers know of, ended ones included */
-    uint32_t n_requests; /* waiting and running, of all askers */
-    uint64_t prompt_tokens;  /* of these, still to be computed */
-    uint64_t running_tokens; /* that these hold in the cache */
-    uint64_t step_age_us;    /* since the last finished step while there is work; 0 when idle */
-} yard_engine_report;
 
 /* What the engine was built from; owned by the engine. */
 const yard_model_config *yard_engine_model_config(const yard_engine *engine);
+
+/* What the engine has to do now; n_seen and step_age_us are left 0, for whoever asks knows. */
+void yard_engine_get_report(const yard_engine *engine, yard_engine_report *out);
+
+/* The parent of first pages: of the model's identity, everything else that changes cached bits
+ * (numeric mode, TP, page format), and config.cache_salt. */
+yard_page_hash yard_engine_page_root(const yard_engine *engine);
+
+/* Takes up to max_events changes of what the cache holds, oldest first; returns how many. A caller
+ * that takes too few loses them: then, as at the beginning and after yard_engine_rejoin(),
+ * YARD_PAGES_UNKNOWN comes, and all pages that are held. */
+uint32_t yard_engine_poll_pages(yard_engine *engine, yard_page_event *events, uint32_t max_events);
+
+/* The same as if they had been lost. */
+void yard_engine_pages_anew(yard_engine *engine);
 
 /* Runs one sequence of n_ids prompt tokens through prefill in chunks of max_tokens and calls
  * each(ctx, pos, logits, draft) for every position with pos % every == 0 and for the last one:

@@ -30,6 +30,7 @@ typedef struct command {
     struct command *next;
     sequence *seq; /* NULL: abort_id ends */
     uint64_t abort_id;
+    uint32_t abort_choice;
 } command;
 
 /* A growing ring of events; its capacity always covers one event for every live request. */
@@ -78,6 +79,8 @@ struct yard_engine {
     uint32_t n_pending;           /* requests among those not taken */
 
     event_queue events;
+    yard_page_hash page_root;
+    yard_page_events page_events;
     uint64_t n_steps, n_prompt_tokens, n_output_tokens, n_empty_steps, agree_us, woken_at_us;
     yard_error err;
     char description[256];
@@ -120,8 +123,8 @@ static inline yard_sym yard_group_model_at(uint32_t n_ranks)
 yard_status yard_group_open(yard_engine *engine, const yard_engine_config *config, yard_error *err);
 void yard_group_close(yard_engine *engine);
 
-/* Takes over seq (NULL: the end of request abort_id), to take effect with a later step. */
-yard_status yard_group_command(yard_engine *engine, sequence *seq, uint64_t abort_id);
+/* Takes over what, to take effect with a later step; on error its sequence is freed. */
+yard_status yard_group_command(yard_engine *engine, const command *what);
 
 /* What the next step is; plan->runs is false when the group sleeps. */
 yard_status yard_group_plan(yard_engine *engine, yard_step_plan *plan);
@@ -135,13 +138,20 @@ yard_status yard_group_post(yard_engine *engine);
 /* The step failed: the group is over. Returns st. */
 yard_status yard_group_break(yard_engine *engine, yard_status st);
 
+/* ---- the prefix cache: prefix_cache.c ------------------------------------------------------ */
+
+/* After the model was created: the root of page names; nothing is held. */
+void yard_cache_open(yard_engine *engine, const yard_engine_config *config);
+void yard_cache_close(yard_engine *engine);
+
 /* ---- requests ----------------------------------------------------------------------------- */
 
 /* Appends to the queue. */
 void yard_engine_enqueue(yard_engine *engine, sequence *seq);
 
-/* Ends a queued or running request with an event; false when there is none such. */
-bool yard_engine_end(yard_engine *engine, uint64_t id);
+/* Ends a choice (YARD_ALL_CHOICES: all) of a queued or running request with an event; false when
+ * there is none such. */
+bool yard_engine_end(yard_engine *engine, uint64_t id, uint32_t choice);
 
 /* Ends all, without events. */
 void yard_engine_drop_all(yard_engine *engine);

@@ -18,27 +18,27 @@ static void free_commands(yard_engine *e)
     e->n_commands = e->n_taken = e->n_pending = 0;
 }
 
-yard_status yard_group_command(yard_engine *e, sequence *seq, uint64_t abort_id)
+yard_status yard_group_command(yard_engine *e, const command *what)
 {
     command *c;
 
     if (!e->fabric) {
-        yard_engine_enqueue(e, seq);
+        yard_engine_enqueue(e, what->seq);
         return YARD_OK;
     }
     c = malloc(sizeof(*c));
     if (!c) {
-        yard_sequence_free(seq);
+        yard_sequence_free(what->seq);
         return yard_fail(&e->err, YARD_ENOMEM, "request: %zu bytes", sizeof(*c));
     }
-    *c = (command){ .seq = seq, .abort_id = abort_id };
+    *c = *what;
     if (e->command_tail)
         e->command_tail->next = c;
     else
         e->command_head = c;
     e->command_tail = c;
     e->n_commands++;
-    e->n_pending += seq != NULL;
+    e->n_pending += c->seq != NULL;
     return YARD_OK;
 }
 
@@ -54,7 +54,8 @@ void yard_group_take_commands(yard_engine *e, uint64_t n_commands)
         if (c->seq)
             yard_engine_enqueue(e, c->seq);
         else
-            (void)yard_engine_end(e, c->abort_id); /* it may have ended by itself */
+            (void)yard_engine_end(e, c->abort_id,
+                                  c->abort_choice); /* it may have ended by itself */
         free(c);
     }
 }
@@ -229,6 +230,7 @@ yard_status yard_engine_rejoin(yard_engine *e, yard_fabric *fabric, yard_error *
     st = yard_model_rejoin(e->model, fabric, &e->err);
     if (st == YARD_OK)
         st = yard_records_open(&e->records, &e->group, fabric, 0, generation, &e->err);
+    yard_engine_pages_anew(e);
     e->records.generation = generation; /* also for the next attempt */
     e->broken = st;
     if (st != YARD_OK && err)

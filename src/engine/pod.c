@@ -53,6 +53,7 @@ static yard_status open_pod(yard_pod *pod, yard_error *err)
 {
     const yard_pod_config *c = &pod->config;
     const uint64_t start_us = c->start_timeout_us ? c->start_timeout_us : DEFAULT_START_US;
+    yard_status st;
 
     pod->rank_config = calloc(pod->n_ranks, sizeof(*pod->rank_config));
     pod->process = calloc(pod->n_ranks, sizeof(*pod->process));
@@ -73,6 +74,9 @@ static yard_status open_pod(yard_pod *pod, yard_error *err)
         rank->engine.n_threads = threads_for(c);
         pod->process[r].wire.fd = -1;
     }
+    st = yard_pod_reports_open(pod, err);
+    if (st != YARD_OK)
+        return st;
     /* A start stage ends by itself within its time; the pod's patience is for what hangs. */
     return yard_generation_open(&pod->generation, pod->n_ranks, start_us + YARD_POD_LEAVE_US,
                                 YARD_POD_LEAVE_US,
@@ -129,6 +133,7 @@ void yard_pod_destroy(yard_pod *pod)
     }
     yard_generation_close(&pod->generation);
     yard_pod_requests_close(&pod->requests);
+    yard_pod_reports_close(pod);
     free(pod->rank_config);
     free(pod->process);
     free(pod->fds);
@@ -167,24 +172,23 @@ yard_status yard_pod_submit(yard_pod *pod, uint32_t instance, const yard_request
     if (instance >= yard_pod_instance_count(pod))
         return yard_fail(err, YARD_EINVAL, "instance: want below %u, got %u",
                          yard_pod_instance_count(pod), instance);
+    if (request->n_choices == 0 || request->n_choices > pod->config.engine.max_seqs)
+        return yard_fail(err, YARD_EINVAL, "n_choices: want 1 to %u, got %u",
+                         pod->config.engine.max_seqs, request->n_choices);
     st = yard_pod_requests_add(&pod->requests, instance, request, id, err);
     if (st == YARD_OK && yard_pod_serves(pod))
         yard_pod_send_request(pod, &pod->requests.items[pod->requests.n - 1]);
     return st;
 }
 
-void yard_pod_abort(yard_pod *pod, uint64_t id)
+void yard_pod_abort(yard_pod *pod, uint64_t id, uint32_t choice)
 {
-    yard_pod_request *r = yard_pod_requests_find(&pod->requests, id);
-    const yard_event end = { .id = id, .finish = YARD_FINISH_ABORTED };
+    bool to_send;
 
-    if (!r || r->aborted)
-        return;
-    r->aborted = true;
-    if (r->sent)
-        yard_pod_send_abort(pod, r);
-    else if (!yard_pod_requests_event(&pod->requests, &end))
+    if (!yard_pod_requests_abort(&pod->requests, id, choice, &to_send))
         yard_pod_no_memory(pod);
+    if (to_send)
+        yard_pod_send_abort(pod, yard_pod_requests_find(&pod->requests, id), choice);
 }
 
 uint32_t yard_pod_poll(yard_pod *pod, yard_pod_event *events, uint32_t max_events)

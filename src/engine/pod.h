@@ -21,6 +21,8 @@
 
 #include <yard/engine.h>
 
+#include "engine/report.h"
+
 typedef struct yard_pod yard_pod;
 
 typedef struct yard_pod_config {
@@ -57,8 +59,9 @@ pid_t yard_pod_rank_pid(const yard_pod *pod, uint32_t rank); /* of this pod's ra
 yard_status yard_pod_submit(yard_pod *pod, uint32_t instance, const yard_request *request,
                             uint64_t *id, yard_error *err);
 
-/* Asks for the end of a request; its last event says how it ended. Unknown ids are none. */
-void yard_pod_abort(yard_pod *pod, uint64_t id);
+/* Asks for the end of a request, or one choice of it; its last event says how it ended. Unknown ids
+ * are none. */
+void yard_pod_abort(yard_pod *pod, uint64_t id, uint32_t choice);
 
 /* Does what is to be done for up to timeout_us; returns earlier when there are events or it begins
  * to serve. Errors: a rank cannot work (YARD_EFORMAT, ..), or the group failed several times in a
@@ -70,16 +73,41 @@ yard_status yard_pod_run(yard_pod *pod, uint64_t timeout_us, yard_error *err);
  * yard_pod_run(). */
 yard_status yard_pod_finish(yard_pod *pod, yard_error *err);
 
+/* As yard_event. The taker frees it. */
 typedef struct yard_pod_event {
     uint64_t id;
+    uint32_t choice;
     uint32_t n_tokens; /* 0 or 1 */
     int32_t token;
-    yard_finish finish;
-    char *message; /* of YARD_FINISH_ERROR: malloc'd, the taker's; NULL otherwise */
+    yard_finish finish; /* other than YARD_RUNNING exactly once per choice, on its last event */
+    uint32_t n_cached;
+    bool of_prompt;
+    uint32_t n_logprobs;
+    yard_token_logprob *logprob; /* [n_logprobs] malloc'd; NULL: none */
+    char *message;               /* of YARD_FINISH_ERROR, malloc'd; NULL otherwise */
 } yard_pod_event;
 
 /* Takes up to max_events events, oldest first; returns how many. */
 uint32_t yard_pod_poll(yard_pod *pod, yard_pod_event *events, uint32_t max_events);
+void yard_pod_event_free(yard_pod_event *event); /* what it holds, not the struct */
+
+/* What an instance said last; it does so after each step, and nothing is waited for. n_seen is the
+ * highest id up to which all requests given to the instance are known to it or have ended.
+ * step_age_us grows while the instance has work and says nothing. False: it has said nothing in
+ * this generation. */
+bool yard_pod_report(const yard_pod *pod, uint32_t instance, yard_engine_report *out);
+
+/* Changes of what the instances' caches hold, in the order of each instance; returns how many. If
+ * nobody takes them, or memory ends, they are lost: then, as after a regroup,
+ * YARD_PAGES_UNKNOWN comes for an instance, and in time all its pages. */
+uint32_t yard_pod_poll_pages(yard_pod *pod, yard_page_event *events, uint32_t max_events);
+
+/* Asks for the same. */
+void yard_pod_pages_anew(yard_pod *pod, uint32_t instance);
+
+/* The parent of first pages, equal on all instances: yard_engine_page_root(). False: none has
+ * joined a group yet. */
+bool yard_pod_page_root(const yard_pod *pod, yard_page_hash *out);
 
 /* Statistics of a rank of this pod; waits for its answer. Errors: YARD_EAGAIN when it does not
  * serve, YARD_ETIMEDOUT. */

@@ -16,6 +16,13 @@ enum {
     YARD_POD_NOTICE_US = 3000000 /* between lines about who is missing */
 };
 
+/* What an instance says of itself. */
+typedef struct yard_pod_instance {
+    yard_engine_report report;
+    bool has_report;
+    uint64_t said_us; /* when it came */
+} yard_pod_instance;
+
 struct yard_pod {
     yard_pod_config config;
     yard_pod_rank_config *rank_config; /* [n_ranks] */
@@ -28,6 +35,11 @@ struct yard_pod {
     char reason[YARD_POD_REASON_BYTES]; /* why the last group is over; "" since it serves */
     uint64_t started_us, next_notice_us, next_look_us;
     yard_pod_requests requests;
+    yard_pod_instance *instance;  /* [n_ranks / tp] */
+    yard_page_events page_events; /* of all instances */
+    bool pages_lost;              /* some did not fit: nothing more is kept until all are taken */
+    yard_page_hash page_root;
+    bool has_page_root;
     bool finishing;
     yard_error failure; /* status other than YARD_OK: of no use any more */
 };
@@ -36,12 +48,19 @@ struct yard_pod {
 void yard_pod_no_memory(yard_pod *pod);
 
 void yard_pod_send_request(yard_pod *pod, yard_pod_request *request);
-void yard_pod_send_abort(yard_pod *pod, const yard_pod_request *request);
+void yard_pod_send_abort(yard_pod *pod, const yard_pod_request *request, uint32_t choice);
 void yard_pod_send_finish(yard_pod *pod);
 
 /* Waits for what happens until until_us, or less, and takes it; yard_pod_act() does what follows.
  */
 void yard_pod_await(yard_pod *pod, uint64_t until_us);
 void yard_pod_act(yard_pod *pod);
+
+/* pod_reports.c: what instances say of themselves, until the group is over. */
+yard_status yard_pod_reports_open(yard_pod *pod, yard_error *err);
+void yard_pod_reports_close(yard_pod *pod);
+void yard_pod_reports_forget(yard_pod *pod);
+void yard_pod_take_report(yard_pod *pod, uint32_t instance, const yard_frame *frame);
+void yard_pod_take_pages(yard_pod *pod, uint32_t instance, const yard_frame *frame);
 
 #endif

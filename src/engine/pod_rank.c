@@ -17,6 +17,7 @@ enum { IDLE_WAIT_US = 10000000 };
 /* A request's number here and at the pod. */
 typedef struct id_pair {
     uint64_t id, pod_id;
+    uint32_t n_left; /* choices that have not ended */
 } id_pair;
 
 typedef struct rank {
@@ -30,6 +31,12 @@ typedef struct rank {
 
     id_pair *ids; /* [n_ids] of live requests, ascending */
     size_t n_ids, max_ids;
+    uint64_t last_pod_id; /* of requests of this generation; 0: none */
+
+    uint8_t *frame; /* EVENTS in the making */
+    size_t frame_capacity;
+    yard_engine_report report; /* sent last */
+    uint64_t n_steps;          /* when it was */
 
     pthread_t watcher;
     bool watches;
@@ -76,7 +83,7 @@ static void tell_progress(void *ctx, const char *what, uint64_t done, uint64_t t
 
 /* ---- the numbers of requests ------------------------------------------------------------- */
 
-static bool remember(rank *r, uint64_t id, uint64_t pod_id)
+static bool remember(rank *r, id_pair pair)
 {
     if (r->n_ids == r->max_ids) {
         const size_t max_ids = r->max_ids ? 2 * r->max_ids : 64;
@@ -87,7 +94,7 @@ static bool remember(rank *r, uint64_t id, uint64_t pod_id)
         r->ids = larger;
         r->max_ids = max_ids;
     }
-    r->ids[r->n_ids++] = (id_pair){ id, pod_id };
+    r->ids[r->n_ids++] = pair;
     return true;
 }
 
@@ -133,8 +140,9 @@ static void take_request(rank *r, const yard_frame *f)
 
     if (!yard_request_decode(f->data, f->n_bytes, &pod_id, &request))
         return;
+    r->last_pod_id = pod_id;
     if (yard_engine_submit(r->engine, &request, &id) == YARD_OK) {
-        if (!remember(r, id, pod_id))
+        if (!remember(r, (id_pair){ id, pod_id, request.n_choices }))
             r->quits = true; /* out of memory: the pod starts it again */
         return;
     }
@@ -170,7 +178,7 @@ static void take_frame(rank *r, const yard_frame *f)
             yard_id_frame a;
             memcpy(&a, f->data, sizeof(a));
             /* also one that has ended here: another rank of the instance may not know yet */
-            if (yard_engine_abort(r->engine, id_of(r, a.id)) != YARD_OK)
+            if (yard_engine_abort(r->engine, id_of(r, a.id), a.choice) != YARD_OK)
                 r->quits = true;
         }
         break;
@@ -180,6 +188,10 @@ static void take_frame(rank *r, const yard_frame *f)
     case YARD_FRAME_FINISH:
         if (r->fabric)
             yard_engine_finish(r->engine);
+        break;
+    case YARD_FRAME_PAGES:
+        if (r->fabric)
+            yard_engine_pages_anew(r->engine);
         break;
     case YARD_FRAME_STATS:
         tell_stats(r);
@@ -284,6 +296,14 @@ static yard_status join_engine(rank *r, yard_error *err)
     return yard_engine_create(&r->engine, &c, err);
 }
 
+static void send_formed(rank *r)
+{
+    const yard_formed_frame formed = { .page_root = yard_engine_page_root(r->engine) };
+    const char *text = yard_engine_describe(r->engine);
+
+    send_frame(r, YARD_FRAME_FORMED, &formed, sizeof(formed), text, strlen(text) + 1);
+}
+
 /* Ends when all ranks of the group have their weights: the first step, which has no work. */
 static yard_status join_group(rank *r, yard_error *err)
 {
@@ -304,7 +324,7 @@ static yard_status join_group(rank *r, yard_error *err)
         return yard_fail(err, st, "%s", yard_engine_error(r->engine));
     if (!start_watcher(r))
         return yard_fail(err, YARD_ENOMEM, "rank %u: no thread", r->config->rank);
-    send_text(r, YARD_FRAME_FORMED, yard_engine_describe(r->engine));
+    send_formed(r);
     return YARD_OK;
 }
 
@@ -314,24 +334,69 @@ static void leave_group(rank *r)
     yard_fabric_destroy(r->fabric);
     r->fabric = NULL;
     r->n_ids = 0;
+    r->last_pod_id = 0;
+}
+
+/* ---- what the pod hears after each step -------------------------------------------------- */
+
+static bool add_event(rank *r, size_t *n_frame, yard_event *e)
+{
+    id_pair *pair = find(r, e->id);
+
+    if (!pair)
+        return true;
+    e->id = pair->pod_id;
+    if (e->finish != YARD_RUNNING && --pair->n_left == 0)
+        forget(r, pair);
+    return !r->config->reports || yard_event_encode(&r->frame, n_frame, &r->frame_capacity, e);
 }
 
 static void send_events(rank *r)
 {
     yard_event events[256];
+    size_t n_frame = 0;
     uint32_t n;
 
-    while ((n = yard_engine_poll(r->engine, events, 256)) > 0) {
-        for (uint32_t i = 0; i < n; i++) {
-            id_pair *pair = find(r, events[i].id);
+    while ((n = yard_engine_poll(r->engine, events, 256)) > 0)
+        for (uint32_t i = 0; i < n; i++)
+            if (!add_event(r, &n_frame, &events[i]))
+                r->quits = true; /* out of memory: the pod starts it again */
+    if (n_frame > 0)
+        send_frame(r, YARD_FRAME_EVENTS, r->frame, n_frame, NULL, 0);
+}
 
-            events[i].id = pair ? pair->pod_id : 0;
-            if (pair && events[i].finish != YARD_RUNNING)
-                forget(r, pair);
-        }
-        if (r->config->reports)
-            send_frame(r, YARD_FRAME_EVENTS, events, n * sizeof(*events), NULL, 0);
-    }
+static void send_pages(rank *r)
+{
+    yard_page_event events[256];
+    uint32_t n;
+
+    while ((n = yard_engine_poll_pages(r->engine, events, 256)) > 0)
+        send_frame(r, YARD_FRAME_PAGES, events, n * sizeof(*events), NULL, 0);
+}
+
+/* Also without a change, once per step: it says that steps end. */
+static void send_report(rank *r)
+{
+    yard_engine_report report;
+    yard_engine_stats stats;
+
+    yard_engine_get_stats(r->engine, &stats);
+    yard_engine_get_report(r->engine, &report);
+    report.n_seen = r->last_pod_id;
+    if (stats.n_steps == r->n_steps && !memcmp(&report, &r->report, sizeof(report)))
+        return;
+    r->n_steps = stats.n_steps;
+    r->report = report;
+    send_frame(r, YARD_FRAME_REPORT, &report, sizeof(report), NULL, 0);
+}
+
+static void tell_step(rank *r)
+{
+    send_events(r);
+    if (!r->config->reports)
+        return;
+    send_pages(r);
+    send_report(r);
 }
 
 /* All ranks have finished: nothing but the pod's word is to be expected. */
@@ -347,13 +412,14 @@ static yard_status serve(rank *r, yard_error *err)
 {
     yard_status st = YARD_OK;
 
+    r->report = (yard_engine_report){ .step_age_us = UINT64_MAX }; /* none yet: ours has no age */
     for (;;) {
         take_frames(r);
         if (r->leaves || r->quits)
             return YARD_OK;
         st = yard_engine_step(r->engine);
         if (st == YARD_OK) {
-            send_events(r);
+            tell_step(r);
             st = yard_engine_wait(r->engine, IDLE_WAIT_US);
         }
         if (st != YARD_OK)
@@ -428,5 +494,6 @@ int yard_pod_rank_main(const yard_pod_rank_config *config, int fd)
     if (r.drained >= 0)
         close(r.drained);
     free(r.ids);
+    free(r.frame);
     return EXIT_SUCCESS;
 }

@@ -10,10 +10,12 @@ enum { MAX_TRIES = 3 };
 
 void yard_pod_requests_close(yard_pod_requests *q)
 {
-    for (size_t i = 0; i < q->n; i++)
+    for (size_t i = 0; i < q->n; i++) {
         free(q->items[i].frame);
+        free(q->items[i].choice);
+    }
     for (size_t i = q->first_event; i < q->n_events; i++)
-        free(q->events[i].message);
+        yard_pod_event_free(&q->events[i]);
     free(q->items);
     free(q->events);
     *q = (yard_pod_requests){ 0 };
@@ -36,13 +38,17 @@ yard_status yard_pod_requests_add(yard_pod_requests *q, uint32_t instance,
                                   const yard_request *request, uint64_t *id, yard_error *err)
 {
     yard_pod_request *items = grow(q->items, q->n, &q->capacity, sizeof(*items));
-    yard_pod_request r = { .id = q->last_id + 1, .instance = instance };
+    yard_pod_request r = { .id = q->last_id + 1,
+                           .instance = instance,
+                           .n_choices = request->n_choices };
 
     if (items)
         q->items = items;
     r.frame = yard_request_encode(r.id, request, &r.n_frame);
-    if (!items || !r.frame) {
+    r.choice = calloc(r.n_choices, sizeof(*r.choice));
+    if (!items || !r.frame || !r.choice) {
         free(r.frame);
+        free(r.choice);
         return yard_fail(err, YARD_ENOMEM, "pod: no memory for a request of %u tokens",
                          request->n_prompt);
     }
@@ -51,7 +57,8 @@ yard_status yard_pod_requests_add(yard_pod_requests *q, uint32_t instance,
     return YARD_OK;
 }
 
-yard_pod_request *yard_pod_requests_find(const yard_pod_requests *q, uint64_t id)
+/* Index of the first request with at least this id. */
+static size_t first_from(const yard_pod_requests *q, uint64_t id)
 {
     size_t first = 0, end = q->n;
 
@@ -63,7 +70,23 @@ yard_pod_request *yard_pod_requests_find(const yard_pod_requests *q, uint64_t id
         else
             end = middle;
     }
-    return first < q->n && q->items[first].id == id ? &q->items[first] : NULL;
+    return first;
+}
+
+yard_pod_request *yard_pod_requests_find(const yard_pod_requests *q, uint64_t id)
+{
+    const size_t at = first_from(q, id);
+
+    return at < q->n && q->items[at].id == id ? &q->items[at] : NULL;
+}
+
+const yard_pod_request *yard_pod_requests_after(const yard_pod_requests *q, uint32_t instance,
+                                                uint64_t last_id)
+{
+    for (size_t i = first_from(q, last_id + 1); i < q->n; i++)
+        if (q->items[i].instance == instance)
+            return &q->items[i];
+    return NULL;
 }
 
 static void forget(yard_pod_requests *q, yard_pod_request *r)
@@ -71,6 +94,7 @@ static void forget(yard_pod_requests *q, yard_pod_request *r)
     const size_t at = (size_t)(r - q->items);
 
     free(r->frame);
+    free(r->choice);
     memmove(r, r + 1, (q->n - at - 1) * sizeof(*r));
     q->n--;
 }
@@ -89,37 +113,132 @@ static bool push(yard_pod_requests *q, yard_pod_event event)
     return true;
 }
 
+/* A choice's last event; the request goes with its last choice. */
+static bool end_choice(yard_pod_requests *q, yard_pod_request *r, yard_pod_event event)
+{
+    r->choice[event.choice] = YARD_CHOICE_ENDED;
+    if (++r->n_ended == r->n_choices)
+        forget(q, r);
+    return push(q, event);
+}
+
+static bool fail_choice(yard_pod_requests *q, yard_pod_request *r, uint32_t choice,
+                        const char *message)
+{
+    yard_pod_event event = {
+        .id = r->id, .choice = choice, .finish = YARD_FINISH_ERROR, .message = strdup(message)
+    };
+
+    if (event.message && end_choice(q, r, event))
+        return true;
+    free(event.message);
+    return false;
+}
+
+static bool abort_choice(yard_pod_requests *q, yard_pod_request *r, uint32_t choice)
+{
+    return end_choice(
+        q, r, (yard_pod_event){ .id = r->id, .choice = choice, .finish = YARD_FINISH_ABORTED });
+}
+
+void yard_pod_event_free(yard_pod_event *e)
+{
+    free(e->logprob);
+    free(e->message);
+    e->logprob = NULL;
+    e->message = NULL;
+}
+
 bool yard_pod_requests_event(yard_pod_requests *q, const yard_event *e)
 {
     yard_pod_request *r = yard_pod_requests_find(q, e->id);
-    yard_pod_event event = {
-        .id = e->id, .n_tokens = e->n_tokens, .token = e->token, .finish = e->finish
-    };
+    yard_pod_event event = { .id = e->id,
+                             .choice = e->choice,
+                             .n_tokens = e->n_tokens,
+                             .token = e->token,
+                             .finish = e->finish,
+                             .n_cached = e->n_cached,
+                             .of_prompt = e->of_prompt,
+                             .n_logprobs = e->n_logprobs };
 
-    if (!r)
+    if (!r || e->choice >= r->n_choices || r->choice[e->choice] == YARD_CHOICE_ENDED)
         return true;
     if (e->finish == YARD_FINISH_ERROR)
-        return yard_pod_requests_fail(
-            q, e->id, "the model's logits are not finite numbers: its weights overflow");
+        return fail_choice(q, r, e->choice,
+                           "the model's logits are not finite numbers: its weights overflow");
+    if (e->n_logprobs > 0) {
+        event.logprob = malloc(e->n_logprobs * sizeof(*event.logprob));
+        if (!event.logprob)
+            return false;
+        memcpy(event.logprob, e->logprob, e->n_logprobs * sizeof(*event.logprob));
+    }
     r->n_tokens += e->n_tokens;
-    if (e->finish != YARD_RUNNING)
-        forget(q, r);
-    return push(q, event);
+    if (e->finish == YARD_RUNNING ? push(q, event) : end_choice(q, r, event))
+        return true;
+    free(event.logprob);
+    return false;
+}
+
+bool yard_pod_requests_abort(yard_pod_requests *q, uint64_t id, uint32_t choice, bool *to_send)
+{
+    yard_pod_request *r = yard_pod_requests_find(q, id);
+    const uint32_t first = choice == YARD_ALL_CHOICES ? 0 : choice;
+    uint32_t end;
+
+    *to_send = false;
+    if (!r || first >= r->n_choices)
+        return true;
+    end = choice == YARD_ALL_CHOICES ? r->n_choices : choice + 1;
+    for (uint32_t c = first, n_left = r->n_choices - r->n_ended; c < end && n_left > 0; c++) {
+        if (r->choice[c] != YARD_CHOICE_LIVE)
+            continue;
+        r->choice[c] = YARD_CHOICE_ABORTING;
+        *to_send = r->sent;
+        if (r->sent)
+            continue;
+        n_left--;
+        if (!abort_choice(q, r, c))
+            return false;
+    }
+    return true;
+}
+
+/* Each live choice, with the same words; those whose end was asked for got that. */
+static bool end_all(yard_pod_requests *q, yard_pod_request *r, const char *message)
+{
+    for (uint32_t c = 0, n_left = r->n_choices - r->n_ended; n_left > 0; c++) {
+        if (r->choice[c] == YARD_CHOICE_ENDED)
+            continue;
+        n_left--;
+        if (!(r->choice[c] == YARD_CHOICE_ABORTING ? abort_choice(q, r, c)
+                                                   : fail_choice(q, r, c, message)))
+            return false;
+    }
+    return true;
 }
 
 bool yard_pod_requests_fail(yard_pod_requests *q, uint64_t id, const char *message)
 {
     yard_pod_request *r = yard_pod_requests_find(q, id);
-    yard_pod_event event = { .id = id, .finish = YARD_FINISH_ERROR };
 
-    if (!r)
-        return true;
-    event.message = strdup(message);
-    forget(q, r);
-    if (event.message && push(q, event))
-        return true;
-    free(event.message);
-    return false;
+    return !r || end_all(q, r, message);
+}
+
+/* False: no memory. *stays: it has choices left, all of them live. */
+static bool end_aborting(yard_pod_requests *q, yard_pod_request *r, bool *stays)
+{
+    uint32_t n_left = r->n_choices - r->n_ended;
+
+    *stays = false;
+    for (uint32_t c = 0; n_left > 0 && c < r->n_choices; c++) {
+        if (r->choice[c] != YARD_CHOICE_ABORTING)
+            continue;
+        n_left--;
+        if (!abort_choice(q, r, c))
+            return false;
+    }
+    *stays = n_left > 0;
+    return true;
 }
 
 bool yard_pod_requests_regroup(yard_pod_requests *q, const char *why)
@@ -128,21 +247,20 @@ bool yard_pod_requests_regroup(yard_pod_requests *q, const char *why)
 
     for (size_t i = 0; i < q->n;) {
         yard_pod_request *r = &q->items[i];
+        bool stays;
 
-        if (!r->sent || (r->n_tokens == 0 && r->n_tries < MAX_TRIES && !r->aborted)) {
+        if (!end_aborting(q, r, &stays))
+            return false;
+        if (!stays)
+            continue;
+        if (!r->sent || (r->n_tokens == 0 && r->n_tries < MAX_TRIES)) {
             r->sent = false;
             i++;
             continue;
         }
-        if (r->aborted) {
-            const yard_event end = { .id = r->id, .finish = YARD_FINISH_ABORTED };
-            if (!yard_pod_requests_event(q, &end))
-                return false;
-            continue;
-        }
         snprintf(message, sizeof(message), "lost after %llu tokens in %u attempts: %s",
                  (unsigned long long)r->n_tokens, r->n_tries, why);
-        if (!yard_pod_requests_fail(q, r->id, message))
+        if (!end_all(q, r, message))
             return false;
     }
     return true;

@@ -61,8 +61,12 @@ static void send_to_instance(yard_pod *pod, uint32_t instance, yard_frame_kind k
 void yard_pod_send_request(yard_pod *pod, yard_pod_request *r)
 {
     r->sent = true;
+    r->sent_us = yard_now_us();
     r->n_tries++;
     send_to_instance(pod, r->instance, YARD_FRAME_SUBMIT, r->frame, r->n_frame);
+    for (uint32_t c = 0; c < r->n_choices; c++)
+        if (r->choice[c] == YARD_CHOICE_ENDED) /* before it was sent */
+            yard_pod_send_abort(pod, r, c);
 }
 
 static void send_requests(yard_pod *pod)
@@ -72,9 +76,9 @@ static void send_requests(yard_pod *pod)
             yard_pod_send_request(pod, &pod->requests.items[i]);
 }
 
-void yard_pod_send_abort(yard_pod *pod, const yard_pod_request *r)
+void yard_pod_send_abort(yard_pod *pod, const yard_pod_request *r, uint32_t choice)
 {
-    const yard_id_frame frame = { .id = r->id };
+    const yard_id_frame frame = { .id = r->id, .choice = choice };
 
     send_to_instance(pod, r->instance, YARD_FRAME_ABORT, &frame, sizeof(frame));
 }
@@ -94,6 +98,7 @@ static void form_group(yard_pod *pod)
     /* All ranks have left the old group, so nothing more comes from it. */
     if (!yard_pod_requests_regroup(&pod->requests, pod->reason))
         yard_pod_no_memory(pod);
+    yard_pod_reports_forget(pod);
     if (pod->config.rendezvous)
         snprintf(form.rendezvous, sizeof(form.rendezvous), "%s", pod->config.rendezvous);
     else
@@ -112,8 +117,13 @@ static void group_is_over(yard_pod *pod)
     yard_generation_lost(&pod->generation, yard_now_us());
 }
 
-static void rank_formed(yard_pod *pod, uint32_t r)
+static void rank_formed(yard_pod *pod, uint32_t r, const yard_frame *f)
 {
+    yard_formed_frame formed;
+
+    memcpy(&formed, f->data, sizeof(formed));
+    pod->page_root = formed.page_root;
+    pod->has_page_root = true;
     yard_generation_formed(&pod->generation, r);
     if (!yard_generation_serves(&pod->generation))
         return;
@@ -151,13 +161,11 @@ static void tell_progress(yard_pod *pod, uint32_t r, const yard_frame *f)
 
 static void take_events(yard_pod *pod, const yard_frame *f)
 {
-    for (size_t i = 0; i < f->n_bytes / sizeof(yard_event); i++) {
-        yard_event event;
+    yard_event event;
 
-        memcpy(&event, (const uint8_t *)f->data + i * sizeof(event), sizeof(event));
+    for (size_t at = 0; yard_event_decode(f->data, f->n_bytes, &at, &event);)
         if (!yard_pod_requests_event(&pod->requests, &event))
             yard_pod_no_memory(pod);
-    }
 }
 
 static void take_frame(yard_pod *pod, uint32_t r, const yard_frame *f)
@@ -171,7 +179,7 @@ static void take_frame(yard_pod *pod, uint32_t r, const yard_frame *f)
         yard_generation_ready(&pod->generation, r);
         break;
     case YARD_FRAME_FORMED:
-        rank_formed(pod, r);
+        rank_formed(pod, r, f);
         break;
     case YARD_FRAME_PROGRESS:
         tell_progress(pod, r, f);
@@ -181,6 +189,12 @@ static void take_frame(yard_pod *pod, uint32_t r, const yard_frame *f)
         break;
     case YARD_FRAME_EVENTS:
         take_events(pod, f);
+        break;
+    case YARD_FRAME_PAGES:
+        yard_pod_take_pages(pod, r / pod->tp, f);
+        break;
+    case YARD_FRAME_REPORT:
+        yard_pod_take_report(pod, r / pod->tp, f);
         break;
     case YARD_FRAME_REFUSED:
         memcpy(&id, f->data, sizeof(id));

@@ -10,7 +10,13 @@ typedef struct frame_head {
     uint64_t n_bytes;
 } frame_head;
 
-enum { READ_BYTES = 1 << 16 };
+enum { READ_BYTES = 1 << 16, FRAME_ALIGN = 8 };
+
+/* What a frame takes in the stream: payloads stay aligned for the structs in them. */
+static size_t padded(size_t n_bytes)
+{
+    return yard_align_up(n_bytes, FRAME_ALIGN);
+}
 
 void yard_wire_open(yard_wire *w, int fd)
 {
@@ -75,7 +81,7 @@ bool yard_wire_send(yard_wire *w, yard_frame_kind kind, const void *head, size_t
     const frame_head frame = { .kind = (uint32_t)kind, .n_bytes = n_head + n_tail };
 
     if (w->ended || !make_room(&w->out, &w->out_at, &w->n_out, &w->out_capacity,
-                               sizeof(frame) + n_head + n_tail))
+                               sizeof(frame) + padded(n_head + n_tail)))
         return false;
     memcpy(w->out + w->n_out, &frame, sizeof(frame));
     w->n_out += sizeof(frame);
@@ -85,6 +91,8 @@ bool yard_wire_send(yard_wire *w, yard_frame_kind kind, const void *head, size_t
     if (n_tail)
         memcpy(w->out + w->n_out, tail, n_tail);
     w->n_out += n_tail;
+    memset(w->out + w->n_out, 0, padded(n_head + n_tail) - n_head - n_tail);
+    w->n_out += padded(n_head + n_tail) - n_head - n_tail;
     yard_wire_flush(w);
     return true;
 }
@@ -98,12 +106,12 @@ static bool take_frame(yard_wire *w, yard_frame *out)
     if (w->n_in - w->in_at < sizeof(frame))
         return false;
     memcpy(&frame, w->in + w->in_at, sizeof(frame));
-    if (w->n_in - w->in_at - sizeof(frame) < frame.n_bytes)
+    if (w->n_in - w->in_at - sizeof(frame) < padded(frame.n_bytes))
         return false;
     out->kind = (yard_frame_kind)frame.kind;
     out->data = w->in + w->in_at + sizeof(frame);
     out->n_bytes = frame.n_bytes;
-    w->in_at += sizeof(frame) + frame.n_bytes;
+    w->in_at += sizeof(frame) + padded(frame.n_bytes);
     return true;
 }
 
@@ -122,6 +130,35 @@ bool yard_wire_receive(yard_wire *w, yard_frame *out)
         else if (errno == EAGAIN)
             return false;
     }
+    return true;
+}
+
+/* ---- events ------------------------------------------------------------------------------ */
+
+bool yard_event_encode(uint8_t **data, size_t *n_bytes, size_t *capacity, const yard_event *event)
+{
+    const size_t n_tail = event->n_logprobs * sizeof(*event->logprob);
+    size_t none = 0;
+
+    if (!make_room(data, &none, n_bytes, capacity, sizeof(*event) + n_tail))
+        return false;
+    memcpy(*data + *n_bytes, event, sizeof(*event));
+    if (n_tail)
+        memcpy(*data + *n_bytes + sizeof(*event), event->logprob, n_tail);
+    *n_bytes += sizeof(*event) + n_tail;
+    return true;
+}
+
+bool yard_event_decode(const void *data, size_t n_bytes, size_t *at, yard_event *event)
+{
+    if (n_bytes - *at < sizeof(*event))
+        return false;
+    memcpy(event, (const uint8_t *)data + *at, sizeof(*event));
+    *at += sizeof(*event);
+    if ((n_bytes - *at) / sizeof(*event->logprob) < event->n_logprobs)
+        return false;
+    event->logprob = (const yard_token_logprob *)(const void *)((const uint8_t *)data + *at);
+    *at += event->n_logprobs * sizeof(*event->logprob);
     return true;
 }
 

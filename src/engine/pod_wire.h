@@ -8,8 +8,10 @@
  *   ABORT   the end of one           WARNING   a line for people
  *   LEAVE   the group is over        FORMED    serves in a group
  *   STATS   tell them                EVENTS    of one step
- *   FINISH  no request comes now     REFUSED   a request that the engine does not take
- *   QUIT    end                      STATS
+ *   PAGES   say all anew             PAGES     what the cache holds now, and what no longer
+ *   FINISH  no request comes now     REPORT    after each step
+ *   QUIT    end                      REFUSED   a request that the engine does not take
+ *                                    STATS
  *                                    FINISHED  so has the whole group
  *                                    LOST      why the group is over here; READY follows
  *                                    FAILED    cannot work at all; ends */
@@ -18,7 +20,7 @@
 
 #include <yard/engine.h>
 
-#include "base/base.h"
+#include "engine/report.h"
 
 typedef enum yard_frame_kind {
     YARD_FRAME_FORM = 1,
@@ -34,6 +36,8 @@ typedef enum yard_frame_kind {
     YARD_FRAME_WARNING,
     YARD_FRAME_FORMED,
     YARD_FRAME_EVENTS,
+    YARD_FRAME_PAGES,
+    YARD_FRAME_REPORT,
     YARD_FRAME_REFUSED,
     YARD_FRAME_LOST,
     YARD_FRAME_FAILED
@@ -47,7 +51,13 @@ typedef struct yard_form_frame {
 /* ABORT; REFUSED with the message behind it. */
 typedef struct yard_id_frame {
     uint64_t id; /* the pod's */
+    uint32_t choice;
 } yard_id_frame;
+
+/* FORMED, with the engine's description behind it. */
+typedef struct yard_formed_frame {
+    yard_page_hash page_root;
+} yard_formed_frame;
 
 /* PROGRESS. */
 typedef struct yard_progress_frame {
@@ -55,8 +65,10 @@ typedef struct yard_progress_frame {
     uint64_t done, total;
 } yard_progress_frame;
 
-/* EVENTS: an array of yard_event with the pod's ids. WARNING, LOST, FAILED: text. STATS (to the
- * pod): yard_engine_stats. FORMED: the engine's description. */
+/* EVENTS: yard_event with the pod's ids, each with its log-probabilities behind it. PAGES (to the
+ * pod): an array of yard_page_event. REPORT: yard_engine_report; its n_seen is the id of the last
+ * request received in this generation. WARNING, LOST, FAILED: text. STATS (to the pod):
+ * yard_engine_stats. */
 
 /* A received frame; data points into the wire's buffer until the next call. */
 typedef struct yard_frame {
@@ -85,6 +97,12 @@ bool yard_wire_has_output(const yard_wire *w);
 
 /* Takes the next frame; false when none is complete. Reads what the socket has. */
 bool yard_wire_receive(yard_wire *w, yard_frame *out);
+
+/* Appends an event to the payload of an EVENTS frame, which grows: data [*n_bytes] of *capacity,
+ * the caller's. False: no memory. */
+bool yard_event_encode(uint8_t **data, size_t *n_bytes, size_t *capacity, const yard_event *event);
+/* Takes the next one; its log-probabilities lead into data. False at the end. */
+bool yard_event_decode(const void *data, size_t n_bytes, size_t *at, yard_event *event);
 
 /* A request as the payload of a SUBMIT frame; malloc'd, NULL: no memory. */
 void *yard_request_encode(uint64_t id, const yard_request *request, size_t *n_bytes);

@@ -180,7 +180,7 @@ yard_status yard_engine_submit(yard_engine *e, const yard_request *request, uint
     if (st != YARD_OK)
         return st;
     seq->id = e->next_id + 1;
-    st = yard_group_command(e, seq, 0);
+    st = yard_group_command(e, &(command){ .seq = seq });
     if (st == YARD_OK)
         *id = ++e->next_id;
     return st;
@@ -226,11 +226,12 @@ static bool unqueue(yard_engine *e, uint64_t id)
     return false;
 }
 
-bool yard_engine_end(yard_engine *e, uint64_t id)
+bool yard_engine_end(yard_engine *e, uint64_t id, uint32_t choice)
 {
-    bool found = unqueue(e, id);
+    const bool is_there = choice == 0 || choice == YARD_ALL_CHOICES;
+    bool found = is_there && unqueue(e, id);
 
-    for (uint32_t slot = 0; !found && slot < e->max_seqs; slot++)
+    for (uint32_t slot = 0; is_there && !found && slot < e->max_seqs; slot++)
         if (e->running[slot] && e->running[slot]->id == id) {
             yard_engine_release_slot(e, slot);
             found = true;
@@ -240,15 +241,15 @@ bool yard_engine_end(yard_engine *e, uint64_t id)
     return found;
 }
 
-yard_status yard_engine_abort(yard_engine *e, uint64_t id)
+yard_status yard_engine_abort(yard_engine *e, uint64_t id, uint32_t choice)
 {
     const yard_status st = yard_events_reserve(&e->events, yard_engine_live(e) + 1, &e->err);
 
     if (st != YARD_OK)
         return st;
     if (e->fabric)
-        return yard_group_command(e, NULL, id);
-    if (!yard_engine_end(e, id))
+        return yard_group_command(e, &(command){ .abort_id = id, .abort_choice = choice });
+    if (!yard_engine_end(e, id, choice))
         return yard_fail(&e->err, YARD_EINVAL, "abort: no request %llu is queued or running",
                          (unsigned long long)id);
     return YARD_OK;

@@ -279,6 +279,8 @@ yard_status yard_model_create(yard_model **out, const char *dir, const yard_mode
                                options->n_threads ? options->n_threads : yard_cpu_count(), notify,
                                err);
     if (st == YARD_OK)
+        st = yard_checkpoint_identity(m->weights->ckpt, dir, m->identity, err);
+    if (st == YARD_OK)
         st = check_layers(m, err);
     if (st == YARD_OK)
         st = open_stream(m, err);
@@ -324,6 +326,11 @@ yard_step *yard_model_step(yard_model *m)
 const char *yard_model_describe(const yard_model *m)
 {
     return m->ops->describe(m->stream);
+}
+
+const char *yard_model_identity(const yard_model *m)
+{
+    return m->identity;
 }
 
 bool yard_model_has_mtp(const yard_model *m)

@@ -79,6 +79,7 @@ yard_status yard_model_rejoin(yard_model *model, yard_fabric *fabric, yard_error
 yard_step *yard_model_step(yard_model *model);
 const char *yard_model_describe(const yard_model *model);
 bool yard_model_has_mtp(const yard_model *model);
+const char *yard_model_identity(const yard_model *model); /* yard_checkpoint_identity() */
 
 /* Runs all layers over the step's rows. schedule NULL: yard_schedule_none. Errors: YARD_EPEER,
  * YARD_ETIMEDOUT: a rank was lost, or a wait passed its deadline; the message names layer, stage

@@ -4,6 +4,7 @@
 
 #include "ep/ep.h"
 #include "model/forward.h"
+#include "model/identity.h"
 
 /* Activations in the forms that consumers want: plain (F32 or BF16), and FP8 when projections are.
  *
@@ -54,6 +55,7 @@ struct yard_model {
     yard_model_options options;
     yard_share share; /* what this rank has of each layer */
     yard_weights *weights;
+    char identity[YARD_IDENTITY_BYTES];
     const yard_ops *ops;
     yard_stream stream;
     yard_ep *ep;                   /* NULL: one rank */

@@ -6,6 +6,7 @@
 #include "model/chat_template.h"
 #include "model/config.h"
 #include "model/forward.h"
+#include "model/identity.h"
 #include "model/layout.h"
 #include "model/memory.h"
 #include "model/safetensors.h"

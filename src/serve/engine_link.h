@@ -87,10 +87,8 @@ bool yard_link_next(yard_link *link, yard_link_event *out);
 bool yard_link_generate(yard_link *link, uint32_t instance, uint64_t tag,
                         const yard_request *request);
 
-enum { YARD_ALL_CHOICES = UINT32_MAX };
-
-/* Ends a request, or one choice of it, within a step. Its last event says how it ended; unknown
- * tags are none. */
+/* Ends a request, or one choice of it (YARD_ALL_CHOICES: all), within a step. Its last event says
+ * how it ended; unknown tags are none. */
 void yard_link_abort(yard_link *link, uint64_t tag, uint32_t choice);
 
 #endif

@@ -94,7 +94,7 @@ static void take_events(yard_pod *pod, outcome *o, size_t n)
             for (size_t j = 0; j < n; j++)
                 if (o[j].id == events[i].id)
                     take_event(&o[j], &events[i]);
-            free(events[i].message);
+            yard_pod_event_free(&events[i]);
         }
 }
 
@@ -172,13 +172,57 @@ static void requests_are_refused_and_aborted(void **state)
     o[2] = submit(pod, 0, 2, RANKS_NEW);
     while (o[1].n_ids < 3)
         run_once(pod, o, 3);
-    yard_pod_abort(pod, o[1].id);
-    yard_pod_abort(pod, 12345);
+    yard_pod_abort(pod, o[1].id, YARD_ALL_CHOICES);
+    yard_pod_abort(pod, 12345, YARD_ALL_CHOICES);
     run_to_end(pod, o, 3);
     assert_int_equal(o[0].finish, YARD_FINISH_ERROR);
     assert_non_null(strstr(o[0].message, "99999"));
     assert_int_equal(o[1].finish, YARD_FINISH_ABORTED);
     assert_true(o[2].n_ids == RANKS_NEW);
+    yard_pod_destroy(pod);
+}
+
+/* Reports and pages come by themselves; requests count as known once they have ended or the
+ * instance has spoken of them. */
+static void instances_speak(void **state)
+{
+    yard_pod *pod = open_pod(2, 1, NULL);
+    yard_engine_report report;
+    yard_page_event page;
+    yard_page_hash root;
+    bool unknown[2] = { false, false };
+    outcome o[2];
+
+    (void)state;
+    assert_false(yard_pod_report(pod, 0, &report));
+    o[0] = submit(pod, 0, 0, 4000);
+    o[1] = submit(pod, 1, 1, RANKS_NEW);
+    while (o[0].n_ids < 3)
+        run_once(pod, o, 2);
+    assert_true(yard_pod_report(pod, 0, &report));
+    assert_true(report.n_seen >= o[0].id && report.n_requests == 1 && report.running_tokens > 0);
+    assert_true(report.step_age_us < PATIENCE_US);
+    assert_true(yard_pod_page_root(pod, &root) && (root.word[0] | root.word[1]) != 0);
+    yard_pod_abort(pod, o[0].id, YARD_ALL_CHOICES);
+    run_to_end(pod, o, 2);
+    do {
+        run_once(pod, o, 2);
+        assert_true(yard_pod_report(pod, 0, &report));
+    } while (report.n_requests > 0);
+    assert_int_equal(report.step_age_us, 0);
+    assert_int_equal(report.n_seen, o[1].id);
+    while (!unknown[0] || !unknown[1])
+        while (yard_pod_poll_pages(pod, &page, 1)) {
+            assert_true(unknown[page.instance] || page.change == YARD_PAGES_UNKNOWN);
+            unknown[page.instance] = true;
+        }
+    yard_pod_pages_anew(pod, 1);
+    unknown[1] = false;
+    while (!unknown[1]) {
+        run_once(pod, o, 2);
+        while (yard_pod_poll_pages(pod, &page, 1))
+            unknown[1] = unknown[1] || page.change == YARD_PAGES_UNKNOWN;
+    }
     yard_pod_destroy(pod);
 }
 
@@ -370,6 +414,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(answers_are_the_golden_ones),
         cmocka_unit_test(requests_are_refused_and_aborted),
+        cmocka_unit_test(instances_speak),
         cmocka_unit_test(impossible_pods_are_refused),
         cmocka_unit_test(a_lost_rank_is_named),
         cmocka_unit_test(a_rank_alone_is_missed),

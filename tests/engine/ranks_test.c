@@ -238,13 +238,13 @@ static void aborting_rank(const yard_fabric_config *base, void *ctx)
     engine_rank_open(&r, ctx, base);
     submit(&r, 0);
     submit(&r, 1);
-    check_ok(&r, yard_engine_abort(r.engine, r.id[1])); /* before it began */
+    check_ok(&r, yard_engine_abort(r.engine, r.id[1], YARD_ALL_CHOICES)); /* before it began */
     for (int i = 0; i < 6; i++) {
         check_ok(&r, yard_engine_step(r.engine));
         take_events(&r);
     }
-    check_ok(&r, yard_engine_abort(r.engine, r.id[0]));
-    check_ok(&r, yard_engine_abort(r.engine, 999)); /* of no request: nothing */
+    check_ok(&r, yard_engine_abort(r.engine, r.id[0], YARD_ALL_CHOICES));
+    check_ok(&r, yard_engine_abort(r.engine, 999, YARD_ALL_CHOICES)); /* of no request: nothing */
     run_until_asleep(&r);
     CHECK(r.ended[0] && r.n_ids[0] > 0 && r.n_ids[0] < RANKS_NEW);
     CHECK(r.ended[1] && r.n_ids[1] == 0);
