@@ -57,6 +57,7 @@ list_build() {
     need libjansson-dev "reads config.json and tokenizer.json"
     need libpcre2-dev "the tokenizer's split patterns"
     need libutf8proc-dev "the tokenizer's Unicode normalisation"
+    need libevent-dev "HTTP, of the server and of the load on it"
     need libmd-dev "SHA-256 of chat templates and of proofs between ranks"
 }
 
@@ -106,10 +107,10 @@ missing_of() {
 other_system() {
     echo "deps: this system has no apt. Switchyard needs, under whatever names they have here:"
     echo "  gcc 12 or clang 14 (or newer), make, cmake 3.22, ninja, pkg-config,"
-    echo "  jansson, PCRE2 (8 bit), utf8proc, libmd"
+    echo "  jansson, PCRE2 (8 bit), utf8proc, libmd, libevent"
     [[ $what == build ]] || echo "  cmocka, clang with its sanitizer runtime, clang-format 14, python 3.9, g++"
     local lib lost=0
-    for lib in jansson libpcre2-8 libutf8proc libmd $([[ $what == build ]] || echo cmocka); do
+    for lib in jansson libpcre2-8 libutf8proc libmd libevent_extra $([[ $what == build ]] || echo cmocka); do
         if ! pkg-config --exists "$lib" 2>/dev/null; then
             echo "deps: pkg-config does not find $lib" >&2
             lost=1

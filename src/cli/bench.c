@@ -27,6 +27,7 @@ void yard_bench_fill(yard_bench_row *row, double *samples_us, size_t n)
     qsort(samples_us, n, sizeof(samples_us[0]), by_value);
     row->min_us = samples_us[0];
     row->p50_us = n % 2 ? samples_us[n / 2] : (samples_us[n / 2 - 1] + samples_us[n / 2]) / 2;
+    row->p90_us = samples_us[(size_t)ceil(0.90 * (double)n) - 1];
     row->p99_us = samples_us[(size_t)ceil(0.99 * (double)n) - 1];
 }
 
@@ -78,13 +79,16 @@ void yard_bench_print_head(bool json)
 static void print_table_row(const yard_bench_row *row)
 {
     const json_t *tokens = json_object_get(row->shape, "tokens");
+    const json_t *found_rate = json_object_get(row->found, "tokens_per_s");
     char floor_us[32] = "-", share[32] = "-", rate[32] = "-";
 
     if (row->floor_us >= 0) {
         snprintf(floor_us, sizeof(floor_us), "%.1f", row->floor_us);
         snprintf(share, sizeof(share), "%.2f", row->floor_us / row->p50_us);
     }
-    if (json_is_integer(tokens) && row->p50_us > 0)
+    if (found_rate)
+        snprintf(rate, sizeof(rate), "%.1f", json_real_value(found_rate));
+    else if (json_is_integer(tokens) && row->p50_us > 0)
         snprintf(rate, sizeof(rate), "%.1f",
                  (double)json_integer_value(tokens) * 1e6 / row->p50_us);
     printf("%-8s %12.1f %12.1f %12.1f %12s %6s %10s  %-8s ", row->bench, row->p50_us, row->p99_us,
@@ -118,6 +122,10 @@ static yard_status print_json_row(const yard_bench_row *row, yard_error *err)
                      count_or_null(row->bytes), "flops", count_or_null(row->flops), "verified",
                      row->verified, "device", row->device, "ranks", (int)row->ranks, "commit",
                      YARD_COMMIT, "date", date);
+    if (line && row->p90_us > 0)
+        json_object_set_new(line, "p90_us", json_real(row->p90_us));
+    if (line && row->found)
+        json_object_update_missing(line, row->found);
     if (line && row->variant)
         json_object_set_new(line, "variant", json_string(row->variant));
     if (line && row->floor_us >= 0 && row->p50_us > 0)

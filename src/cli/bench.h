@@ -12,6 +12,7 @@ int yard_bench_engine(int argc, char **argv);
 int yard_bench_load(int argc, char **argv);
 int yard_bench_ep(int argc, char **argv);
 int yard_bench_ops(int argc, char **argv);
+int yard_bench_serve(int argc, char **argv);
 int yard_bench_roofline(int argc, char **argv);
 
 /* One measured case. */
@@ -20,9 +21,12 @@ typedef struct yard_bench_row {
     json_t *shape;     /* the row's "case": shape and variant; owned by the caller. A whole number
                           "tokens" in it, tokens of one repetition, gives the table a rate */
     double p50_us, p99_us, min_us;
+    double p90_us;       /* 0: not known */
     double floor_us;     /* what the hardware could do at best; negative: unknown */
     double bytes, flops; /* of one repetition; negative: unknown */
     bool verified;       /* the results were checked and are right */
+    json_t *found; /* what else was found, as members of the JSON row; "tokens_per_s" is the table's
+                      rate; owned by the caller; NULL: nothing */
     const char *device;
     const char *variant; /* what ran and why; NULL: the case says it */
     uint32_t ranks;
@@ -32,14 +36,14 @@ typedef struct yard_bench_plan {
     uint32_t n_warmup, n_repeats; /* n_repeats >= 1 */
 } yard_bench_plan;
 
-/* Runs fn n_warmup + n_repeats times and fills p50_us, p99_us and min_us from the latter. Errors:
+/* Runs fn n_warmup + n_repeats times and fills the times from the latter. Errors:
  * the first one of fn, YARD_ENOMEM. */
 typedef yard_status (*yard_bench_fn)(void *ctx, yard_error *err);
 yard_status yard_bench_measure(yard_bench_row *row, const yard_bench_plan *plan, yard_bench_fn fn,
                                void *ctx, yard_error *err);
 
-/* The same from n >= 1 durations taken elsewhere; sorts them. p99 is the smallest sample that
- * 99 % do not exceed. */
+/* The same from n >= 1 durations taken elsewhere; sorts them. p90 and p99 are the smallest samples
+ * that 90 % and 99 % do not exceed. */
 void yard_bench_fill(yard_bench_row *row, double *samples_us, size_t n);
 
 double yard_bench_now_us(void); /* finer than yard_now_us: an operation may take less than 1 us */

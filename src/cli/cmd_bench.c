@@ -14,6 +14,7 @@ static const struct benchmark {
     { "load", yard_bench_load, "every rank binding and checking its share of a checkpoint" },
     { "roofline", yard_bench_roofline, "products of a layer on a GPU, as roofline plots" },
     { "engine", yard_bench_engine, "prefill and decode of a model, tokens/s" },
+    { "serve", yard_bench_serve, "load on a running server: time to first token, tokens/s" },
 };
 
 enum { N_BENCHMARKS = sizeof(benchmarks) / sizeof(benchmarks[0]) };
