@@ -116,14 +116,13 @@ static yard_status print_json_row(const yard_bench_row *row, yard_error *err)
     int rc;
 
     strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
-    line = json_pack("{s:s, s:O, s:f, s:f, s:f, s:o, s:o, s:o, s:b, s:s, s:i, s:s, s:s}", "bench",
-                     row->bench, "case", row->shape, "p50_us", row->p50_us, "p99_us", row->p99_us,
+    line = json_pack("{s:s, s:O, s:f, s:o, s:f, s:f, s:o, s:o, s:o, s:b, s:s, s:i, s:s, s:s}",
+                     "bench", row->bench, "case", row->shape, "p50_us", row->p50_us, "p90_us",
+                     real_or_null(row->p90_us > 0 ? row->p90_us : -1), "p99_us", row->p99_us,
                      "min_us", row->min_us, "floor_us", real_or_null(row->floor_us), "bytes",
                      count_or_null(row->bytes), "flops", count_or_null(row->flops), "verified",
                      row->verified, "device", row->device, "ranks", (int)row->ranks, "commit",
                      YARD_COMMIT, "date", date);
-    if (line && row->p90_us > 0)
-        json_object_set_new(line, "p90_us", json_real(row->p90_us));
     if (line && row->found)
         json_object_update_missing(line, row->found);
     if (line && row->variant)

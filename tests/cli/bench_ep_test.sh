@@ -48,8 +48,8 @@ rows = [json.loads(line) for line in open(sys.argv[1])]
 seen = {}
 for row in rows:
     case = row["case"]
-    assert list(row) == ["bench", "case", "p50_us", "p99_us", "min_us", "floor_us", "bytes", "flops",
-                         "verified", "device", "ranks", "commit", "date"] + (
+    assert list(row) == ["bench", "case", "p50_us", "p90_us", "p99_us", "min_us", "floor_us", "bytes",
+                         "flops", "verified", "device", "ranks", "commit", "date"] + (
         ["fraction"] if row["floor_us"] is not None else []), list(row)
     assert list(case)[:8] == ["transport", "phase", "mode", "layout", "tokens", "hidden", "experts",
                               "top_k"], list(case)

@@ -61,7 +61,7 @@ expect 0 $small --clients 4 --requests 24 --distinct 3 --model plain --api-key r
 is 'r["e2e"]["verified"] and r["e2e"]["wrong"] == 0'
 
 expect 1 $small --clients 4 --requests 24 --distinct 3 --model wrong
-is 'r["e2e"]["done"] == 24 and r["e2e"]["wrong"] > 0 and not r["e2e"]["verified"]'
+is 'r["e2e"]["done"] == 24 and r["e2e"]["wrong"] == 12 and not r["e2e"]["verified"]'
 grep -q 'answers are not what was asked for' "$dir/err" || fail "wrong texts are not told"
 expect 1 $small --clients 2 --requests 12 --model refusing
 is 'r["e2e"]["refused"] == 4 and r["e2e"]["done"] == 8 and not r["e2e"]["verified"]'

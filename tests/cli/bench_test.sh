@@ -33,8 +33,8 @@ import json, sys
 rows = [json.loads(line) for line in open(sys.argv[1])]
 assert len(rows) == 8, len(rows)
 for row in rows:
-    assert list(row) == ["bench", "case", "p50_us", "p99_us", "min_us", "floor_us", "bytes", "flops",
-                         "verified", "device", "ranks", "commit", "date"] + (
+    assert list(row) == ["bench", "case", "p50_us", "p90_us", "p99_us", "min_us", "floor_us", "bytes",
+                         "flops", "verified", "device", "ranks", "commit", "date"] + (
         ["fraction"] if row["floor_us"] is not None else []), list(row)
     assert row["bench"] == "engine" and row["verified"] is True and row["ranks"] == 1, row
     assert 0 < row["min_us"] <= row["p50_us"] <= row["p99_us"], row

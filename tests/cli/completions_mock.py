@@ -5,15 +5,16 @@ load generator's test. Prints its port. What goes wrong is chosen by the model's
   plain     no usage in events before the last, as some servers have it
   refusing  every third request: 429
   breaking  every third stream ends without [DONE]
-  wrong     under load (two requests at once) a text differs
+  wrong     every second answer to a prompt differs from the first
 """
+import collections
 import http.server
 import json
 import sys
 import threading
 
 lock = threading.Lock()
-state = {"requests": 0, "at_once": 0}
+state = {"requests": 0, "times": collections.Counter()}
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -50,15 +51,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         with lock:
             state["requests"] += 1
-            state["at_once"] += 1
-            number, crowd = state["requests"], state["at_once"]
-        try:
-            self.stream(kind, prompt, n, number, crowd)
-        finally:
-            with lock:
-                state["at_once"] -= 1
+            times = state["times"][(kind, *prompt)] = state["times"][(kind, *prompt)] + 1
+            number = state["requests"]
+        self.stream(kind, prompt, n, number, times)
 
-    def stream(self, kind, prompt, n, number, crowd):
+    def stream(self, kind, prompt, n, number, times):
         if kind == "refusing" and number % 3 == 0:
             self.answer(429, {"error": {"message": "the queue is full"}})
             return
@@ -68,7 +65,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         for i in range(n):
             text = f" {(prompt[i % len(prompt)] * 31 + i) % 997}"
-            if kind == "wrong" and crowd > 1 and i == n - 1:
+            if kind == "wrong" and times % 2 == 0 and i == n - 1:
                 text = " ?"
             usage = {"prompt_tokens": len(prompt), "completion_tokens": i + 1}
             self.event({"choices": [{"index": 0, "text": text}],
