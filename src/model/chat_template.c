@@ -126,6 +126,12 @@ const char *yard_chat_template_name(const yard_chat_template *tpl)
     return tpl->name;
 }
 
+/* The templates that take earlier thoughts out of the conversation are those of R1. */
+bool yard_chat_template_thinks(const yard_chat_template *tpl)
+{
+    return tpl->rules.drop_thoughts;
+}
+
 /* ---- text -------------------------------------------------------------------------------- */
 
 void yard_prompt_span(yard_prompt *prompt, yard_span span)

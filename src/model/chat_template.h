@@ -14,6 +14,9 @@ typedef struct yard_chat_template yard_chat_template; /* static; nothing to free
 yard_status yard_chat_template_find(const yard_chat_template **out, const yard_tokenizer *tok,
                                     const char *name, yard_error *err);
 const char *yard_chat_template_name(const yard_chat_template *tpl);
+/* True for models that think first: an answer begins with <think>, unless the rendered prompt ends
+ * with it, and the answer proper follows </think>. */
+bool yard_chat_template_thinks(const yard_chat_template *tpl);
 
 /* Renders a JSON array of messages {"role","content","tool_calls"}. *text is malloc'd. Errors:
  * YARD_EFORMAT naming the message and member, YARD_ENOTSUP naming a message that the template has

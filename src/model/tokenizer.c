@@ -205,6 +205,7 @@ static yard_status read_config(yard_tokenizer_loader *l, const char *text, size_
         st = read_special(l, root, "eos_token", &l->tok->eos_text);
     if (st == YARD_OK)
         st = read_chat_template(l, root);
+    l->tok->adds_bos = json_is_true(json_object_get(root, "add_bos_token"));
     json_decref(root);
     return st;
 }

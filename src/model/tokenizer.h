@@ -46,6 +46,8 @@ yard_status yard_tokenizer_decode(const yard_tokenizer *tok, const int32_t *ids,
 const char *yard_tokenizer_chat_template(const yard_tokenizer *tok);
 const char *yard_tokenizer_bos_text(const yard_tokenizer *tok);
 const char *yard_tokenizer_eos_text(const yard_tokenizer *tok);
+/* "add_bos_token": a text that is no chat begins with the BOS token. False when absent. */
+bool yard_tokenizer_adds_bos(const yard_tokenizer *tok);
 
 /* ---- text as it is generated ----------------------------------------------------------- */
 
@@ -66,6 +68,12 @@ void yard_text_stream_destroy(yard_text_stream *stream); /* NULL is fine */
  * *stopped becomes true when a stop string is complete: it and what follows are not shown. */
 yard_status yard_text_stream_push(yard_text_stream *stream, int32_t id, const char **text,
                                   size_t *n_bytes, bool *stopped, yard_error *err);
+/* The same for text that is no token (tok may be NULL then, if no token is pushed). */
+yard_status yard_text_stream_push_text(yard_text_stream *stream, const char *bytes, size_t n_pushed,
+                                       const char **text, size_t *n_bytes, bool *stopped,
+                                       yard_error *err);
+/* The stop string that is complete, valid until the next call; NULL when none is. */
+const char *yard_text_stream_stop(const yard_text_stream *stream, size_t *n_bytes);
 /* The end: what was held back, an incomplete character as U+FFFD. */
 yard_status yard_text_stream_finish(yard_text_stream *stream, const char **text, size_t *n_bytes,
                                     yard_error *err);

@@ -159,6 +159,7 @@ struct yard_tokenizer {
     bool add_prefix_space;
 
     char *chat_template, *bos_text, *eos_text;
+    bool adds_bos;
 };
 
 static inline uint64_t yard_merge_pack(yard_merge merge)

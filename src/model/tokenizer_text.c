@@ -43,6 +43,11 @@ const char *yard_tokenizer_eos_text(const yard_tokenizer *tok)
     return tok->eos_text;
 }
 
+bool yard_tokenizer_adds_bos(const yard_tokenizer *tok)
+{
+    return tok->adds_bos;
+}
+
 static yard_status find_bytes(const yard_tokenizer *tok, int32_t id, bool skip_special,
                               const char **bytes, size_t *n_bytes, yard_error *err)
 {
@@ -129,6 +134,7 @@ typedef struct stop_node {
 struct yard_text_stream {
     const yard_tokenizer *tok;
     bool skip_special, stopped;
+    uint32_t n_stop; /* bytes of the stop string at text[shown], once stopped */
 
     char partial[MAX_CHARACTER_BYTES]; /* the beginning of a character */
     size_t n_partial;
@@ -308,6 +314,7 @@ static void watch_stops(yard_text_stream *stream, size_t from)
         node = &stream->nodes[stream->node];
         if (node->n_stop) {
             stream->stopped = true;
+            stream->n_stop = node->n_stop;
             stream->shown = i + 1 - node->n_stop;
             stream->n_text = stream->shown;
             stream->node = 0; /* nothing is held back any more */
@@ -358,14 +365,29 @@ yard_status yard_text_stream_push(yard_text_stream *stream, int32_t id, const ch
     size_t n = 0;
     yard_status st = find_bytes(stream->tok, id, stream->skip_special, &bytes, &n, err);
 
-    if (st == YARD_OK)
-        st = add_bytes(stream, bytes, stream->stopped ? 0 : n, false, err);
+    if (st != YARD_OK)
+        return st;
+    return yard_text_stream_push_text(stream, bytes, n, text, n_bytes, stopped, err);
+}
+
+yard_status yard_text_stream_push_text(yard_text_stream *stream, const char *bytes, size_t n_pushed,
+                                       const char **text, size_t *n_bytes, bool *stopped,
+                                       yard_error *err)
+{
+    yard_status st = add_bytes(stream, bytes, stream->stopped ? 0 : n_pushed, false, err);
+
     if (st != YARD_OK)
         return st;
     *text = stream->text + stream->start;
     *n_bytes = stream->shown - stream->start;
     *stopped = stream->stopped;
     return YARD_OK;
+}
+
+const char *yard_text_stream_stop(const yard_text_stream *stream, size_t *n_bytes)
+{
+    *n_bytes = stream->n_stop;
+    return stream->stopped ? stream->text + stream->shown : NULL;
 }
 
 yard_status yard_text_stream_finish(yard_text_stream *stream, const char **text, size_t *n_bytes,
