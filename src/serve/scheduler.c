@@ -160,6 +160,7 @@ yard_status yard_scheduler_submit(yard_scheduler *s, const yard_scheduler_reques
     r->state = REQUEST_QUEUED;
     r->arrival = s->n_arrived++;
     r->deadline_us = from->deadline_us;
+    r->ctx = from->ctx;
     r->n_prompt = from->n_prompt;
     r->max_new_tokens = from->max_new_tokens;
     r->attempt = 0;
@@ -325,6 +326,7 @@ static void tell_end(yard_scheduler *s, yard_action *action)
 
     *action = (yard_action){ .kind = YARD_ACTION_END,
                              .id = r->id,
+                             .ctx = r->ctx,
                              .attempt = r->attempt,
                              .instance = r->instance,
                              .reason = r->reason };
@@ -357,6 +359,7 @@ bool yard_scheduler_next(yard_scheduler *s, uint64_t now_us, yard_action *action
     yard_scheduler_place(s, r, at);
     *action = (yard_action){ .kind = YARD_ACTION_SEND,
                              .id = r->id,
+                             .ctx = r->ctx,
                              .attempt = r->attempt,
                              .instance = r->instance,
                              .n_cached = r->n_prompt - (uint32_t)r->prompt_tokens };

@@ -56,6 +56,7 @@ typedef struct yard_scheduler_request {
     const yard_page_hash *page; /* [n_prompt / YARD_PAGE_TOKENS], copied: yard_page_hash_chain() */
     uint32_t max_new_tokens;
     uint64_t deadline_us; /* the request ends then, whatever its state; UINT64_MAX: never */
+    void *ctx;            /* the caller's, in all actions for the request */
 } yard_scheduler_request;
 
 /* Accepts a request. *id is never 0 and never used again. Errors: YARD_EAGAIN when the queue is
@@ -123,6 +124,7 @@ enum { YARD_NO_INSTANCE = UINT32_MAX };
 typedef struct yard_action {
     yard_action_kind kind;
     uint64_t id;
+    void *ctx;
     uint32_t attempt;  /* 1, 2, ..; of END the last, 0 if it was never sent */
     uint32_t instance; /* SEND: where to. END: where it still runs and is to be aborted, or
                           YARD_NO_INSTANCE */

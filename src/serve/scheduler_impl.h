@@ -20,6 +20,7 @@ typedef struct request {
     uint64_t id; /* generation of the slot << 32 | slot */
     uint64_t arrival;
     uint64_t deadline_us;
+    void *ctx;
     yard_page_hash *page; /* [n_pages]; NULL once it cannot be sent again */
     uint32_t n_pages, n_prompt, max_new_tokens;
     uint32_t newer, older; /* in its list */
