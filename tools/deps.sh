@@ -3,7 +3,7 @@
 #
 #   tools/deps.sh [build|test|long|all] [--dry-run]
 #
-# build: compiler, CMake, Ninja and the four libraries the program links
+# build: compiler, CMake, Ninja and the libraries the program links
 # test:  build, and what `make test` runs: cmocka, clang for fuzzing, clang-format, python3, g++
 # long:  test, and what `make test-long` adds: clang-tidy, numpy
 # all:   the same as long
