@@ -22,6 +22,7 @@ enum {
     PANEL_ROWS = 4,        /* rows of w decoded at once for them */
     PANEL_K = 1024,        /* and so many columns of them, a multiple of YARD_GROUP */
     FEW_ROWS = 4,          /* up to so many rows of x, w is decoded in registers instead */
+    SQUARE_LANES = 64,     /* of a norm's sum: enough for a GPU to make the same sum at speed */
     MAX_TASK_COLUMNS = 256 /* of a task of linear */
 };
 
@@ -93,7 +94,7 @@ typedef struct cpu_kernels {
                  uint32_t n_r, uint32_t n_c, float *acc, size_t acc_ld);
     /* acc[c] *= f */
     void (*scale)(float *acc, uint32_t n, float f);
-    /* sum of squares in 8 lanes, element i in lane i % 8; added pairwise as above */
+    /* sum of squares, element i in lane i % SQUARE_LANES; lanes are added pairwise as above */
     float (*sum_squares)(const float *x, uint32_t n);
     /* x[i] = exp(x[i] - max); returns the sum in 8 lanes */
     float (*exp_sum)(float *x, uint32_t n, float max);

@@ -464,18 +464,25 @@ void yard_cpu_scale_avx2(float *acc, uint32_t n, float f)
 
 float yard_cpu_sum_squares_avx2(const float *x, uint32_t n)
 {
-    __m256 lane = _mm256_setzero_ps();
+    enum { EIGHTS = SQUARE_LANES / 8 };
+    __m256 lane[EIGHTS] = { 0 };
     uint32_t i = 0;
 
-    for (; i + 8 <= n; i += 8) {
-        const __m256 v = _mm256_loadu_ps(x + i);
-        lane = _mm256_fmadd_ps(v, v, lane);
+    for (; i + SQUARE_LANES <= n; i += SQUARE_LANES)
+        for (int e = 0; e < EIGHTS; e++) {
+            const __m256 v = _mm256_loadu_ps(x + i + 8 * e);
+            lane[e] = _mm256_fmadd_ps(v, v, lane[e]);
+        }
+    for (int e = 0; e < EIGHTS && i + 8 * e < n; e++) {
+        const uint32_t left = n - i - 8 * e;
+        const __m256 v = left >= 8 ? _mm256_loadu_ps(x + i + 8 * e)
+                                   : _mm256_maskload_ps(x + i + 8 * e, lane_mask(left));
+        lane[e] = _mm256_fmadd_ps(v, v, lane[e]);
     }
-    if (i < n) {
-        const __m256 v = _mm256_maskload_ps(x + i, lane_mask(n - i));
-        lane = _mm256_fmadd_ps(v, v, lane);
-    }
-    return add_eight(lane);
+    for (int half = EIGHTS / 2; half > 0; half /= 2)
+        for (int e = 0; e < half; e++)
+            lane[e] = _mm256_add_ps(lane[e], lane[e + half]);
+    return add_eight(lane[0]);
 }
 
 INLINE __m256 exp8(__m256 x)

@@ -156,10 +156,13 @@ static void scale(float *acc, uint32_t n, float f)
 
 static float sum_squares(const float *x, uint32_t n)
 {
-    float lane[8] = { 0 };
+    float lane[SQUARE_LANES] = { 0 };
 
     for (uint32_t i = 0; i < n; i++)
-        lane[i % 8] = fmaf(x[i], x[i], lane[i % 8]);
+        lane[i % SQUARE_LANES] = fmaf(x[i], x[i], lane[i % SQUARE_LANES]);
+    for (uint32_t half = SQUARE_LANES / 2; half >= 8; half /= 2)
+        for (uint32_t l = 0; l < half; l++)
+            lane[l] += lane[l + half];
     return add_eight(lane);
 }
 
