@@ -45,10 +45,10 @@ static const struct {
     const char *name;
     void (*run)(gpu_test *t);
 } tests[] = {
-    { "quantise", gpu_test_quantise },
-    { "linear", gpu_test_linear },
-    { "grouped", gpu_test_grouped },
-    { "heads", gpu_test_heads },
+    { "quantise", gpu_test_quantise }, { "linear", gpu_test_linear },
+    { "grouped", gpu_test_grouped },   { "heads", gpu_test_heads },
+    { "rows", gpu_test_rows },         { "rope", gpu_test_rope },
+    { "route", gpu_test_route },       { "moe", gpu_test_moe },
 };
 
 /* Without names on the command line, all. */

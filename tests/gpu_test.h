@@ -28,5 +28,9 @@ void gpu_test_quantise(gpu_test *t);
 void gpu_test_linear(gpu_test *t);
 void gpu_test_grouped(gpu_test *t);
 void gpu_test_heads(gpu_test *t);
+void gpu_test_rows(gpu_test *t);
+void gpu_test_rope(gpu_test *t);
+void gpu_test_route(gpu_test *t);
+void gpu_test_moe(gpu_test *t);
 
 #endif

@@ -114,6 +114,10 @@ static yard_status open_stream(yard_stream *out, const yard_ops_config *config, 
     if (st == YARD_OK)
         st = yard_cuda_heads_open(err);
     if (st == YARD_OK)
+        st = yard_cuda_rows_open(err);
+    if (st == YARD_OK)
+        st = yard_cuda_moe_open(err);
+    if (st == YARD_OK)
         st = cuda_fail(err, cudaDeviceSynchronize(), "start");
     if (st != YARD_OK) {
         close_stream((yard_stream)s);
@@ -264,17 +268,6 @@ static yard_status replay(yard_stream stream, yard_graph *graph, float *us, yard
     return cuda_fail(err, code, "replay");
 }
 
-/* ---- operations ------------------------------------------------------------------------------ */
-
-static void quantise(yard_stream stream, const yard_quantise_args *a)
-{
-    cuda_stream *s = cuda_of(stream);
-    yard_error err = { 0 };
-
-    yard_cuda_quantise_launch(a, s->limits.max_tokens, s->stream, &err);
-    yard_cuda_set_error(s, &err);
-}
-
 const yard_ops yard_ops_cuda = {
     .name = "cuda",
     .workspace_bytes = workspace_bytes,
@@ -296,5 +289,17 @@ const yard_ops yard_ops_cuda = {
     .linear = yard_cuda_linear,
     .grouped_linear = yard_cuda_grouped_linear,
     .head_linear = yard_cuda_head_linear,
-    .quantise = quantise,
+    .embed = yard_cuda_embed,
+    .rms_norm_quant = yard_cuda_rms_norm_quant,
+    .rope_q = yard_cuda_rope_q,
+    .rope_append_kv = yard_cuda_rope_append_kv,
+    .gqa_append_kv = yard_cuda_gqa_append_kv,
+    .moe_route = yard_cuda_moe_route,
+    .moe_scatter = yard_cuda_moe_scatter,
+    .count_offsets = yard_cuda_count_offsets,
+    .moe_gather = yard_cuda_moe_gather,
+    .silu_mul_quant = yard_cuda_silu_mul_quant,
+    .residual_add = yard_cuda_residual_add,
+    .quantise = yard_cuda_quantise,
+    .select_rows = yard_cuda_select_rows,
 };

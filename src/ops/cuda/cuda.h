@@ -88,4 +88,19 @@ void yard_cuda_linear(yard_stream s, const yard_linear_args *a);
 void yard_cuda_grouped_linear(yard_stream s, const yard_grouped_linear_args *a);
 void yard_cuda_head_linear(yard_stream s, const yard_head_linear_args *a);
 
+/* operations.c; see ops.h. */
+void yard_cuda_embed(yard_stream s, const yard_embed_args *a);
+void yard_cuda_rms_norm_quant(yard_stream s, const yard_rms_norm_args *a);
+void yard_cuda_rope_q(yard_stream s, const yard_rope_q_args *a);
+void yard_cuda_rope_append_kv(yard_stream s, const yard_rope_append_kv_args *a);
+void yard_cuda_gqa_append_kv(yard_stream s, const yard_gqa_append_kv_args *a);
+void yard_cuda_moe_route(yard_stream s, const yard_moe_route_args *a);
+void yard_cuda_moe_scatter(yard_stream s, const yard_moe_scatter_args *a);
+void yard_cuda_count_offsets(yard_stream s, const yard_count_offsets_args *a);
+void yard_cuda_moe_gather(yard_stream s, const yard_moe_gather_args *a);
+void yard_cuda_silu_mul_quant(yard_stream s, const yard_silu_mul_args *a);
+void yard_cuda_residual_add(yard_stream s, const yard_residual_add_args *a);
+void yard_cuda_quantise(yard_stream s, const yard_quantise_args *a);
+void yard_cuda_select_rows(yard_stream s, const yard_select_rows_args *a);
+
 #endif

@@ -17,13 +17,38 @@ extern "C" {
 
 #include "ops/ops.h"
 
-/* yard_ops.quantise: FP8 of the bf16-rounded rows, one scale per YARD_GROUP columns.
- *   x  [*n_rows, n_cols] F32 or BF16
- *   y  [*n_rows, n_cols] FP8 with scale [*n_rows, yard_group_count(n_cols)]; columns and rows
- * beyond are left unwritten max_rows bounds *n_rows, which the kernel itself reads: it sizes the
- * grid only, and fewer rows cost next to nothing. 0 enqueues nothing. */
+/* The operations of ops.h, whose shapes and rules hold. Counts are read on the device: max_rows
+ * sizes the grid only, and fewer rows cost next to nothing. */
+yard_status yard_cuda_embed_launch(const yard_embed_args *a, uint32_t max_rows, void *stream,
+                                   yard_error *err);
+yard_status yard_cuda_rms_norm_launch(const yard_rms_norm_args *a, uint32_t max_rows, void *stream,
+                                      yard_error *err);
+yard_status yard_cuda_rope_q_launch(const yard_rope_q_args *a, uint32_t max_rows, void *stream,
+                                    yard_error *err);
+yard_status yard_cuda_rope_append_kv_launch(const yard_rope_append_kv_args *a, uint32_t max_rows,
+                                            void *stream, yard_error *err);
+yard_status yard_cuda_gqa_append_kv_launch(const yard_gqa_append_kv_args *a, uint32_t max_rows,
+                                           void *stream, yard_error *err);
+yard_status yard_cuda_moe_route_launch(const yard_moe_route_args *a, uint32_t max_rows,
+                                       void *stream, yard_error *err);
+yard_status yard_cuda_moe_scatter_launch(const yard_moe_scatter_args *a, uint32_t max_rows,
+                                         void *stream, yard_error *err);
+yard_status yard_cuda_count_offsets_launch(const yard_count_offsets_args *a, uint32_t max_rows,
+                                           void *stream, yard_error *err);
+yard_status yard_cuda_moe_gather_launch(const yard_moe_gather_args *a, uint32_t max_rows,
+                                        void *stream, yard_error *err);
+yard_status yard_cuda_silu_mul_launch(const yard_silu_mul_args *a, uint32_t max_rows, void *stream,
+                                      yard_error *err);
+yard_status yard_cuda_residual_add_launch(const yard_residual_add_args *a, uint32_t max_rows,
+                                          void *stream, yard_error *err);
 yard_status yard_cuda_quantise_launch(const yard_quantise_args *a, uint32_t max_rows, void *stream,
                                       yard_error *err);
+yard_status yard_cuda_select_rows_launch(const yard_select_rows_args *a, uint32_t max_rows,
+                                         void *stream, yard_error *err);
+
+/* Raise the shared memory limits of the kernels that need it, once per device. */
+yard_status yard_cuda_rows_open(yard_error *err);
+yard_status yard_cuda_moe_open(yard_error *err);
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,5 @@
 #include "ops/cuda/product.h"
 
-#include <cuda_fp16.h>
-
 #include "ops/cuda/quantise.cuh"
 
 /* A block computes 64 rows by 64 columns; both operands lie in shared memory as f32, 128 of K at a
@@ -15,28 +13,6 @@ enum {
     SHARED_BYTES = 2 * TILE * PITCH * sizeof(float),
     MAX_ROW_BLOCKS = 64 /* of the grid; the rest is a loop */
 };
-
-static __device__ float e4m3_value(uint8_t code)
-{
-    uint32_t halves;
-
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)code));
-    return __half2float(__ushort_as_half((uint16_t)(halves & 0xffffu)));
-}
-
-static __device__ float plain_value(yard_dtype dtype, const void *data, size_t at)
-{
-    switch (dtype) {
-    case YARD_F32:
-        return ((const float *)data)[at];
-    case YARD_BF16:
-        return __uint_as_float((uint32_t)((const uint16_t *)data)[at] << 16);
-    case YARD_F16:
-        return __half2float(__ushort_as_half(((const uint16_t *)data)[at]));
-    default:
-        return e4m3_value(((const uint8_t *)data)[at]);
-    }
-}
 
 static __device__ float w_value(const yard_matrix *w, size_t row, uint32_t col)
 {

@@ -1,64 +1,53 @@
-/* FP8 quantisation of activation rows; agrees with the plain C definition in every byte. */
+/* Rows to FP8, and SiLU times up on the way there. A warp takes a group of 128 columns at a time, a
+ * block eight next to each other; a fixed number of blocks shares out the rows that the count on
+ * the device says there are. Agrees with the plain C definition in every byte. */
 #include "ops/cuda/launch.h"
 
-#include "ops/cuda/quantise.cuh"
+#include "ops/cuda/rows.cuh"
 
 enum {
-    WARP_LANES = 32,
     QUANTISE_THREADS = 256,
     QUANTISE_WARPS = QUANTISE_THREADS / WARP_LANES,
-    QUANTISE_MAX_BLOCKS = 4096, /* several waves of the largest device; the rest is a loop */
-    LANE_COLS = YARD_GROUP / WARP_LANES
+    QUANTISE_MAX_BLOCKS = 132 * 8,
+    AT_ONCE = 2 /* groups of a warp whose loads are under way together */
 };
 
-static __device__ float load_rounded(const yard_rows *x, size_t idx)
-{
-    if (x->dtype == YARD_BF16)
-        return __uint_as_float((uint32_t)((const uint16_t *)x->data)[idx] << 16);
-    return bf16_round(((const float *)x->data)[idx]);
-}
+/* ---- quantise -------------------------------------------------------------------------------- */
 
-/* One warp per group of a row: lane l holds columns l, l + 32, l + 64, l + 96 of the group, so that
- * loads and stores of a warp are consecutive. */
-static __device__ void quantise_group(const yard_quantise_args *a, uint32_t row, uint32_t group,
-                                      uint32_t lane)
-{
-    const uint32_t n_groups = (a->n_cols + YARD_GROUP - 1) / YARD_GROUP;
-    float value[LANE_COLS];
-    float amax = 0.0f;
-
-    for (uint32_t i = 0; i < LANE_COLS; i++) {
-        const uint32_t col = group * YARD_GROUP + i * WARP_LANES + lane;
-        value[i] = col < a->n_cols ? load_rounded(&a->x, (size_t)row * a->x.ld + col) : 0.0f;
-        amax = fmaxf(amax, fabsf(value[i])); /* a maximum does not depend on the order */
-    }
-    for (int distance = WARP_LANES / 2; distance > 0; distance /= 2)
-        amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, distance));
-
-    const float scale = group_scale(amax, a->ue8m0);
-    const float inverse = __frcp_rn(scale);
-    for (uint32_t i = 0; i < LANE_COLS; i++) {
-        const uint32_t col = group * YARD_GROUP + i * WARP_LANES + lane;
-        /* a scale below 2^-128 has no finite inverse; zeros stay zeros then too */
-        const float x = value[i] == 0.0f ? value[i] : __fmul_rn(value[i], inverse);
-        if (col < a->n_cols)
-            ((uint8_t *)a->y.data)[(size_t)row * a->y.ld + col] = e4m3_from_f32(x);
-    }
-    if (lane == 0)
-        a->y.scale[(size_t)row * n_groups + group] = scale;
-}
+typedef struct quantise_args {
+    yard_quantise_args a;
+    bool wide;
+} quantise_args;
 
 static __global__ void __launch_bounds__(QUANTISE_THREADS)
-    quantise_rows_e4m3_kernel(yard_quantise_args a)
+    quantise_rows_e4m3_kernel(const __grid_constant__ quantise_args q)
 {
+    const yard_quantise_args &a = q.a;
     const uint32_t n_groups = (a.n_cols + YARD_GROUP - 1) / YARD_GROUP;
-    const uint64_t n_items = (uint64_t)*a.n_rows * n_groups;
     const uint32_t lane = threadIdx.x % WARP_LANES;
-    const uint64_t step = (uint64_t)gridDim.x * QUANTISE_WARPS;
+    const uint32_t step = gridDim.x * QUANTISE_WARPS;
 
-    for (uint64_t i = (uint64_t)blockIdx.x * QUANTISE_WARPS + threadIdx.x / WARP_LANES; i < n_items;
-         i += step)
-        quantise_group(&a, (uint32_t)(i / n_groups), (uint32_t)(i % n_groups), lane);
+    allow_next_kernel();
+    wait_previous_kernel();
+    const uint32_t n_items = (uint32_t)*a.n_rows * n_groups;
+    for (uint32_t item = blockIdx.x * QUANTISE_WARPS + threadIdx.x / WARP_LANES; item < n_items;
+         item += AT_ONCE * step) {
+        four x[AT_ONCE];
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) {
+            const uint32_t at = item + i * step, col = at % n_groups * YARD_GROUP;
+            if (at < n_items)
+                x[i] = load_four(a.x, (size_t)(at / n_groups) * a.x.ld, col + lane * LANE_COLS,
+                                 a.n_cols, q.wide);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) {
+            const uint32_t at = item + i * step;
+            if (at < n_items)
+                quantise_group(a.y, at / n_groups, at % n_groups, lane, a.n_cols, a.ue8m0, q.wide,
+                               x[i]);
+        }
+    }
 }
 
 static yard_status check_args(const yard_quantise_args *a, yard_error *err)
@@ -75,21 +64,86 @@ static yard_status check_args(const yard_quantise_args *a, yard_error *err)
     return YARD_OK;
 }
 
+static uint32_t group_blocks(uint32_t max_rows, uint32_t n_cols)
+{
+    return grid_for((uint64_t)max_rows * yard_group_count(n_cols), QUANTISE_WARPS,
+                    QUANTISE_MAX_BLOCKS);
+}
+
 yard_status yard_cuda_quantise_launch(const yard_quantise_args *a, uint32_t max_rows, void *stream,
                                       yard_error *err)
 {
-    const uint64_t n_items = (uint64_t)max_rows * yard_group_count(a->n_cols);
-    const uint64_t n_wanted = (n_items + QUANTISE_WARPS - 1) / QUANTISE_WARPS;
-    const uint32_t n_blocks =
-        n_wanted < QUANTISE_MAX_BLOCKS ? (uint32_t)n_wanted : (uint32_t)QUANTISE_MAX_BLOCKS;
-    yard_status st = check_args(a, err);
-    cudaError_t code;
+    const quantise_args q = { *a, is_wide(&a->x, a->n_cols) && is_wide(&a->y, a->n_cols) };
+    const yard_status st = check_args(a, err);
 
-    if (st != YARD_OK || n_blocks == 0)
-        return st; /* an idle rank is normal; an empty grid is an error */
-    quantise_rows_e4m3_kernel<<<n_blocks, QUANTISE_THREADS, 0, (cudaStream_t)stream>>>(*a);
-    code = cudaGetLastError();
-    if (code != cudaSuccess)
-        return yard_fail(err, YARD_EDEVICE, "quantise: launch: %s", cudaGetErrorString(code));
-    return YARD_OK;
+    if (st != YARD_OK)
+        return st;
+    return launch_rows(quantise_rows_e4m3_kernel, group_blocks(max_rows, a->n_cols),
+                       QUANTISE_THREADS, 0, q, "quantise", stream, err);
+}
+
+/* ---- silu_mul_quant -------------------------------------------------------------------------- */
+
+typedef struct silu_args {
+    yard_silu_mul_args a;
+    bool wide;
+} silu_args;
+
+static __device__ __forceinline__ four silu_mul(const four &gate, const four &up)
+{
+    four y;
+
+#pragma unroll
+    for (int i = 0; i < LANE_COLS; i++) {
+        const float divisor = __fadd_rn(1.0f, exp_defined(-gate.v[i]));
+        y.v[i] = __fmul_rn(__fdiv_rn(gate.v[i], divisor), up.v[i]);
+    }
+    return y;
+}
+
+static __global__ void __launch_bounds__(QUANTISE_THREADS)
+    silu_mul_quant_kernel(const __grid_constant__ silu_args q)
+{
+    const yard_silu_mul_args &a = q.a;
+    const uint32_t n_groups = (a.n_cols + YARD_GROUP - 1) / YARD_GROUP;
+    const uint32_t lane = threadIdx.x % WARP_LANES;
+    const uint32_t step = gridDim.x * QUANTISE_WARPS;
+
+    allow_next_kernel();
+    wait_previous_kernel();
+    const uint32_t n_items = (uint32_t)*a.n_rows * n_groups;
+    for (uint32_t item = blockIdx.x * QUANTISE_WARPS + threadIdx.x / WARP_LANES; item < n_items;
+         item += AT_ONCE * step) {
+        four gate[AT_ONCE], up[AT_ONCE];
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) {
+            const uint32_t at = item + i * step;
+            const uint32_t col = at % n_groups * YARD_GROUP + lane * LANE_COLS;
+            const size_t row = (size_t)(at / n_groups) * a.gate_up.ld;
+            if (at >= n_items)
+                continue;
+            gate[i] = load_four(a.gate_up, row, col, a.n_cols, q.wide);
+            up[i] = load_four(a.gate_up, row + a.n_cols, col, a.n_cols, q.wide);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) {
+            const uint32_t at = item + i * step;
+            if (at < n_items)
+                emit_group(a.y, at / n_groups, at % n_groups, lane, a.n_cols, a.ue8m0, q.wide,
+                           silu_mul(gate[i], up[i]));
+        }
+    }
+}
+
+yard_status yard_cuda_silu_mul_launch(const yard_silu_mul_args *a, uint32_t max_rows, void *stream,
+                                      yard_error *err)
+{
+    const silu_args q = { *a, is_wide(&a->gate_up, a->n_cols) && is_wide(&a->y.plain, a->n_cols) &&
+                                  is_wide(&a->y.quant, a->n_cols) };
+
+    if (a->gate_up.dtype != YARD_F32 && a->gate_up.dtype != YARD_BF16)
+        return yard_fail(err, YARD_EINVAL, "silu_mul: want f32 or bf16, got %s",
+                         yard_dtype_name(a->gate_up.dtype));
+    return launch_rows(silu_mul_quant_kernel, group_blocks(max_rows, a->n_cols), QUANTISE_THREADS,
+                       0, q, "silu_mul", stream, err);
 }

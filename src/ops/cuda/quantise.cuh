@@ -3,7 +3,10 @@
 #ifndef YARD_OPS_CUDA_QUANTISE_CUH
 #define YARD_OPS_CUDA_QUANTISE_CUH
 
+#include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
+
+#include "ops/cuda/launch.h"
 
 /* As yard_bf16_round; host functions of base.h cannot be called here. */
 static __device__ __forceinline__ float bf16_round(float x)
@@ -42,6 +45,28 @@ static __device__ __forceinline__ float group_scale(float amax, bool ue8m0)
     if (amax == 0.0f)
         return 1.0f;
     return ue8m0 ? power_of_two_above(exact) : exact;
+}
+
+static __device__ __forceinline__ float e4m3_value(uint8_t code)
+{
+    uint32_t halves;
+
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)code));
+    return __half2float(__ushort_as_half((uint16_t)(halves & 0xffffu)));
+}
+
+static __device__ __forceinline__ float plain_value(yard_dtype dtype, const void *data, size_t at)
+{
+    switch (dtype) {
+    case YARD_F32:
+        return ((const float *)data)[at];
+    case YARD_BF16:
+        return __uint_as_float((uint32_t)((const uint16_t *)data)[at] << 16);
+    case YARD_F16:
+        return __half2float(__ushort_as_half(((const uint16_t *)data)[at]));
+    default:
+        return e4m3_value(((const uint8_t *)data)[at]);
+    }
 }
 
 #endif

@@ -1,0 +1,228 @@
+/* RMS norm with the residual sum before it and the rounding after it, and what a latent's norm is
+ * part of: rope_append_kv. Sums of squares have the definition's 64 lanes. */
+#include "ops/cuda/launch.h"
+
+#include "ops/cuda/rope.cuh"
+#include "ops/cuda/rows.cuh"
+
+enum {
+    NORM_THREADS = 512,
+    NORM_WARPS = NORM_THREADS / WARP_LANES,
+    NORM_MAX_BLOCKS = 132 * 4,
+    SQUARE_LANES = 64,
+    MAX_SHARED_BYTES = 160 << 10
+};
+
+/* What the definition's sum_squares gives; values [n_cols], zeros up to a multiple of 64. All
+ * threads of the block; lanes is shared. Ends with every thread past a barrier. */
+static __device__ __forceinline__ float sum_squares(const float *values, uint32_t n_cols,
+                                                    float *lanes)
+{
+    float sum = 0.0f;
+
+    if (threadIdx.x < SQUARE_LANES) {
+#pragma unroll 16
+        for (uint32_t i = threadIdx.x; i < n_cols; i += SQUARE_LANES)
+            sum = __fmaf_rn(values[i], values[i], sum);
+        lanes[threadIdx.x] = sum;
+    }
+    __syncthreads();
+    sum = __fadd_rn(lanes[threadIdx.x % WARP_LANES], lanes[threadIdx.x % WARP_LANES + WARP_LANES]);
+    /* both sides of a pair get the same sum: addition commutes */
+    for (int half = WARP_LANES / 2; half > 0; half /= 2)
+        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, half));
+    return sum;
+}
+
+static __device__ __forceinline__ float inverse_rms(float squares, uint32_t n_cols, float eps)
+{
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(squares, (float)n_cols), eps)));
+}
+
+static __device__ __forceinline__ four normalised(const four &x, float inverse, const four &weight)
+{
+    four y;
+
+#pragma unroll
+    for (int i = 0; i < LANE_COLS; i++)
+        y.v[i] = __fmul_rn(__fmul_rn(x.v[i], inverse), weight.v[i]);
+    return y;
+}
+
+static __device__ __forceinline__ four from_shared(const float *p)
+{
+    const float4 raw = *(const float4 *)p;
+
+    return (four){ { raw.x, raw.y, raw.z, raw.w } };
+}
+
+static __device__ __forceinline__ void to_shared(float *p, const four &x)
+{
+    *(float4 *)p = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
+}
+
+/* ---- rms_norm_quant -------------------------------------------------------------------------- */
+
+typedef struct norm_args {
+    yard_rms_norm_args a;
+    bool wide, weight_wide;
+} norm_args;
+
+static __device__ __forceinline__ void load_row(const norm_args &n, uint32_t row, float *values)
+{
+    const yard_rms_norm_args &a = n.a;
+
+    for (uint32_t at = threadIdx.x; at * LANE_COLS < a.n_cols; at += NORM_THREADS) {
+        const uint32_t col = at * LANE_COLS;
+        four x = load_four(a.x, (size_t)row * a.x.ld, col, a.n_cols, n.wide);
+        if (a.add.data) {
+            const four add = load_four(a.add, (size_t)row * a.add.ld, col, a.n_cols, n.wide);
+#pragma unroll
+            for (int i = 0; i < LANE_COLS; i++)
+                x.v[i] = __fadd_rn(x.v[i], add.v[i]);
+            store_four(a.x, (size_t)row * a.x.ld, col, a.n_cols, n.wide, x);
+        }
+        to_shared(values + col, x);
+    }
+}
+
+/* One row a block at a time: in shared memory from the first read to the last write. */
+static __global__ void __launch_bounds__(NORM_THREADS)
+    rms_norm_quant_kernel(const __grid_constant__ norm_args n)
+{
+    extern __shared__ float4 raw[];
+    __shared__ float lanes[SQUARE_LANES];
+    const yard_rms_norm_args &a = n.a;
+    const uint32_t n_groups = (a.n_cols + YARD_GROUP - 1) / YARD_GROUP;
+    const uint32_t lane = threadIdx.x % WARP_LANES, warp = threadIdx.x / WARP_LANES;
+    const yard_rows weight = { a.weight_dtype, a.n_cols, (void *)a.weight, NULL };
+    float *values = (float *)raw, *weights = values + n_groups * YARD_GROUP;
+
+    allow_next_kernel();
+    /* weights do not depend on any kernel before this one */
+    for (uint32_t col = threadIdx.x * LANE_COLS; col < a.n_cols; col += NORM_THREADS * LANE_COLS)
+        to_shared(weights + col, load_four(weight, 0, col, a.n_cols, n.weight_wide));
+    wait_previous_kernel();
+
+    for (uint32_t row = blockIdx.x; row < (uint32_t)*a.n_rows; row += gridDim.x) {
+        load_row(n, row, values);
+        __syncthreads(); /* the row is whole */
+        const float inverse = inverse_rms(sum_squares(values, a.n_cols, lanes), a.n_cols, a.eps);
+        for (uint32_t group = warp; group < n_groups; group += NORM_WARPS) {
+            const uint32_t at = group * YARD_GROUP + lane * LANE_COLS;
+            four y = {};
+            if (at < a.n_cols)
+                y = normalised(from_shared(values + at), inverse, from_shared(weights + at));
+            emit_group(a.y, row, group, lane, a.n_cols, a.ue8m0, n.wide, y);
+        }
+        __syncthreads(); /* the next row takes the same places */
+    }
+}
+
+static size_t norm_shared_bytes(uint32_t n_cols)
+{
+    return (size_t)2 * yard_group_count(n_cols) * YARD_GROUP * sizeof(float);
+}
+
+static bool is_plain(yard_dtype dtype)
+{
+    return dtype == YARD_F32 || dtype == YARD_BF16;
+}
+
+yard_status yard_cuda_rms_norm_launch(const yard_rms_norm_args *a, uint32_t max_rows, void *stream,
+                                      yard_error *err)
+{
+    const yard_rows weight = { a->weight_dtype, a->n_cols, (void *)a->weight, NULL };
+    const norm_args n = { *a,
+                          is_wide(&a->x, a->n_cols) && is_wide(&a->add, a->n_cols) &&
+                              is_wide(&a->y.plain, a->n_cols) && is_wide(&a->y.quant, a->n_cols),
+                          is_wide(&weight, a->n_cols) };
+
+    if (norm_shared_bytes(a->n_cols) > MAX_SHARED_BYTES)
+        return yard_fail(err, YARD_EINVAL, "rms_norm: want at most %u columns, got %u",
+                         (unsigned)(MAX_SHARED_BYTES / 2 / sizeof(float)), a->n_cols);
+    if (!is_plain(a->x.dtype) || !is_plain(a->weight_dtype))
+        return yard_fail(err, YARD_EINVAL, "rms_norm: want rows and weights in f32 or bf16");
+    if (a->add.data && a->x.dtype != YARD_F32)
+        return yard_fail(err, YARD_EINVAL, "rms_norm: want f32 rows where a sum is written back");
+    return launch_rows(rms_norm_quant_kernel, grid_for(max_rows, 1, NORM_MAX_BLOCKS), NORM_THREADS,
+                       norm_shared_bytes(a->n_cols), n, "rms_norm", stream, err);
+}
+
+/* ---- rope_append_kv -------------------------------------------------------------------------- */
+
+enum { APPEND_THREADS = 160, APPEND_MAX_BLOCKS = 132 * 8, APPEND_MAX_RANK = 4096 };
+
+typedef struct append_args {
+    yard_rope_append_kv_args a;
+    yard_batch batch;
+    bool wide, weight_wide, cache_wide;
+} append_args;
+
+/* The last warp turns the key's rotary part while the others norm the latent. */
+static __global__ void __launch_bounds__(APPEND_THREADS)
+    rope_append_kv_kernel(const __grid_constant__ append_args n)
+{
+    extern __shared__ float4 raw[];
+    __shared__ float lanes[SQUARE_LANES];
+    const yard_rope_append_kv_args &a = n.a;
+    const yard_rows weight = { a.norm_dtype, a.kv_rank, (void *)a.norm_weight, NULL };
+    const yard_rows cache = { a.cache.dtype, a.cache.width, a.cache.data, NULL };
+    const uint32_t n_norm_threads = APPEND_THREADS - WARP_LANES;
+    float *values = (float *)raw;
+
+    allow_next_kernel();
+    wait_previous_kernel();
+    for (uint32_t row = blockIdx.x; row < (uint32_t)*n.batch.n_tokens; row += gridDim.x) {
+        const size_t kv = (size_t)row * a.kv.ld;
+        const size_t to = cache_row(n.batch, row) * a.cache.width;
+
+        if (threadIdx.x < n_norm_threads)
+            for (uint32_t col = threadIdx.x * LANE_COLS; col < a.kv_rank;
+                 col += n_norm_threads * LANE_COLS)
+                to_shared(values + col, load_four(a.kv, kv, col, a.kv_rank, n.wide));
+        else
+            rotate_head(a.rope, n.batch.position[row], a.kv, kv + a.kv_rank, cache, to + a.kv_rank,
+                        threadIdx.x % WARP_LANES);
+        __syncthreads(); /* the latent is whole */
+        const float inverse = inverse_rms(sum_squares(values, a.kv_rank, lanes), a.kv_rank, a.eps);
+        for (uint32_t col = threadIdx.x * LANE_COLS; col < a.kv_rank;
+             col += APPEND_THREADS * LANE_COLS)
+            store_four(cache, to, col, a.kv_rank, n.cache_wide,
+                       normalised(from_shared(values + col), inverse,
+                                  load_four(weight, 0, col, a.kv_rank, n.weight_wide)));
+        __syncthreads(); /* the next row takes the same places */
+    }
+}
+
+yard_status yard_cuda_rope_append_kv_launch(const yard_rope_append_kv_args *a, uint32_t max_rows,
+                                            void *stream, yard_error *err)
+{
+    const yard_rows weight = { a->norm_dtype, a->kv_rank, (void *)a->norm_weight, NULL };
+    const yard_rows cache = { a->cache.dtype, a->cache.width, a->cache.data, NULL };
+    const append_args n = { *a, *a->batch, is_wide(&a->kv, a->kv_rank),
+                            is_wide(&weight, a->kv_rank), is_wide(&cache, a->kv_rank) };
+
+    if (a->kv_rank > APPEND_MAX_RANK || a->rope.n_dims > ROPE_MAX_DIMS || a->rope.n_dims % 2)
+        return yard_fail(
+            err, YARD_EINVAL,
+            "rope_append_kv: want a latent of at most %d and at most %d rotated, even; "
+            "got %u and %u",
+            APPEND_MAX_RANK, ROPE_MAX_DIMS, a->kv_rank, a->rope.n_dims);
+    if (!is_plain(a->kv.dtype) || !is_plain(a->cache.dtype) || !is_plain(a->norm_dtype))
+        return yard_fail(err, YARD_EINVAL, "rope_append_kv: want rows and cache in f32 or bf16");
+    return launch_rows(rope_append_kv_kernel, grid_for(max_rows, 1, APPEND_MAX_BLOCKS),
+                       APPEND_THREADS,
+                       (size_t)yard_ceil_div(a->kv_rank, LANE_COLS) * LANE_COLS * sizeof(float), n,
+                       "rope_append_kv", stream, err);
+}
+
+yard_status yard_cuda_rows_open(yard_error *err)
+{
+    const cudaError_t code = cudaFuncSetAttribute(
+        rms_norm_quant_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, MAX_SHARED_BYTES);
+
+    if (code != cudaSuccess)
+        return yard_fail(err, YARD_EDEVICE, "rms_norm: %s", cudaGetErrorString(code));
+    return YARD_OK;
+}
