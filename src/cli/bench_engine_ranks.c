@@ -291,22 +291,37 @@ static yard_status bench_idle(ranks_bench *b, yard_error *err)
     return st == YARD_OK ? print_row(b, "idle", 0, b->n_ranks, true, remark, 0, NULL, err) : st;
 }
 
-/* From the pod's submit to the first layer of the step that takes the request, the group asleep
- * before; at one instance after the other. */
-static yard_status bench_wake(ranks_bench *b, yard_error *err)
+/* A rank tells its statistics between steps: once all have, no step is left that a rank is late in.
+ * The pause is for the kernel's sleep. */
+static yard_status await_sleep(ranks_bench *b, yard_error *err)
 {
     const struct timespec pause = { .tv_nsec = PAUSE_US * 1000 };
+    yard_engine_stats stats;
+    yard_status st = YARD_OK;
+
+    for (uint32_t r = 0; r < b->n_ranks && st == YARD_OK; r++)
+        st = yard_pod_stats(b->pod, r, &stats, err);
+    nanosleep(&pause, NULL);
+    return st;
+}
+
+/* From the pod's submit, at instance 0, to the first layer of the step that it wakes the group for.
+ */
+static yard_status bench_wake(ranks_bench *b, yard_error *err)
+{
     yard_status st = YARD_OK;
     size_t n = 0;
 
     for (uint32_t i = 0; i < N_WAKES && st == YARD_OK; i++) {
         yard_engine_stats stats = { 0 };
         double step_us;
-        uint64_t begun_us;
+        uint64_t begun_us = 0;
 
-        nanosleep(&pause, NULL); /* it falls asleep */
-        begun_us = yard_now_us();
-        st = run(b, 1, 1, &step_us, err);
+        st = await_sleep(b, err);
+        if (st == YARD_OK) {
+            begun_us = yard_now_us();
+            st = run(b, 1, 1, &step_us, err);
+        }
         if (st == YARD_OK)
             st = yard_pod_stats(b->pod, 0, &stats, err);
         if (stats.woken_at_us > begun_us) /* it was asleep */

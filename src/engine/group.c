@@ -134,13 +134,13 @@ yard_status yard_group_plan(yard_engine *e, yard_step_plan *plan)
     st = yard_records_post(&e->records, &mine, &e->err);
     if (st != YARD_OK)
         return yard_group_break(e, st);
-    e->slept = e->slept || yard_records_asleep(&e->records);
     if (yard_records_asleep(&e->records))
         return YARD_OK;
     begun_us = yard_now_us();
     timeout_us = e->records.agree.step == 0 ? e->start_timeout_us : e->timeout_us;
     st = yard_records_plan(&e->records, yard_fabric_deadline(e->fabric, timeout_us), plan, &e->err);
     e->agree_us += yard_now_us() - begun_us;
+    e->slept = e->slept || (st == YARD_OK && !plan->runs);
     e->ended = st == YARD_OK && plan->ends;
     return st == YARD_OK ? YARD_OK : yard_group_break(e, st);
 }

@@ -138,6 +138,14 @@ static void check_all_is_free(const engine_rank *r)
     CHECK(stats.n_running == 0 && stats.n_queued == 0 && stats.n_free_pages == stats.n_pages);
 }
 
+static void check_was_woken(const engine_rank *r, uint64_t after_us)
+{
+    yard_engine_stats stats;
+
+    yard_engine_get_stats(r->engine, &stats);
+    CHECK(stats.woken_at_us >= after_us && stats.woken_at_us <= yard_now_us());
+}
+
 /* Prompts that an instance has in all: instance 0 many, the others fewer, the last none. */
 static bool has_prompt(const engine_rank *r, uint32_t prompt)
 {
@@ -162,10 +170,13 @@ static void answering_rank(const yard_fabric_config *base, void *ctx)
     check_all_is_free(&r);
     /* One instance after the other wakes the group that sleeps. */
     for (uint32_t i = 0; i < dp; i++) {
+        const uint64_t asleep_us = yard_now_us();
+
         if (r.instance == i)
             submit(&r, i % c->n_prompts);
         check_ok(&r, yard_engine_wait(r.engine, 0));
         run_until_asleep(&r);
+        check_was_woken(&r, asleep_us);
         CHECK(r.instance != i || r.ended[i % c->n_prompts]);
     }
     check_all_is_free(&r);
