@@ -85,6 +85,9 @@ typedef struct yard_engine_budget {
     uint64_t heap_bytes;    /* symmetric heap: what the fabric is to be created with */
     uint64_t cache_bytes;   /* KV */
     uint64_t scratch_bytes; /* taken as it is used */
+    uint32_t context;       /* not memory: tokens of prompt and output together that a request may
+                               have, by the model and the cache */
+    uint32_t vocab;         /* nor this: of the model */
 } yard_engine_budget;
 
 /* The budget of a rank of n_ranks, before anything is allocated; reads config.json only, so that a

@@ -154,7 +154,9 @@ yard_status yard_engine_budget_of(const yard_engine_config *config, uint32_t n_r
         *out = (yard_engine_budget){ .weight_bytes = model.weight_bytes,
                                      .heap_bytes = options.heap_at + model.heap_bytes,
                                      .cache_bytes = model.cache_bytes,
-                                     .scratch_bytes = model.scratch_bytes };
+                                     .scratch_bytes = model.scratch_bytes,
+                                     .context = e.context,
+                                     .vocab = e.model_config.vocab };
     return st;
 }
 

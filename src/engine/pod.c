@@ -57,7 +57,8 @@ static yard_status open_pod(yard_pod *pod, yard_error *err)
 
     pod->rank_config = calloc(pod->n_ranks, sizeof(*pod->rank_config));
     pod->process = calloc(pod->n_ranks, sizeof(*pod->process));
-    pod->fds = calloc(pod->n_ranks, sizeof(*pod->fds));
+    pod->fds = calloc(pod->n_ranks + 1, sizeof(*pod->fds));
+    pod->wake_fd = -1;
     if (!pod->rank_config || !pod->process || !pod->fds)
         return yard_fail(err, YARD_ENOMEM, "pod: no memory for %u ranks", pod->n_ranks);
     for (uint32_t r = 0; r < pod->n_ranks; r++) {
@@ -139,6 +140,12 @@ void yard_pod_destroy(yard_pod *pod)
     free(pod->fds);
     free(pod);
 }
+
+void yard_pod_wake_on(yard_pod *pod, int fd)
+{
+    pod->wake_fd = fd;
+}
+
 uint32_t yard_pod_instance_count(const yard_pod *pod)
 {
     return pod->n_ranks / pod->tp;

@@ -63,6 +63,9 @@ yard_status yard_pod_submit(yard_pod *pod, uint32_t instance, const yard_request
  * are none. */
 void yard_pod_abort(yard_pod *pod, uint64_t id, uint32_t choice);
 
+/* yard_pod_run() also returns when fd can be read, which is the caller's; -1: no such fd. */
+void yard_pod_wake_on(yard_pod *pod, int fd);
+
 /* Does what is to be done for up to timeout_us; returns earlier when there are events or it begins
  * to serve. Errors: a rank cannot work (YARD_EFORMAT, ..), or the group failed several times in a
  * row (YARD_EPEER): the pod is of no use any more. */
@@ -85,6 +88,8 @@ typedef struct yard_pod_event {
     uint32_t n_logprobs;
     yard_token_logprob *logprob; /* [n_logprobs] malloc'd; NULL: none */
     char *message;               /* of YARD_FINISH_ERROR, malloc'd; NULL otherwise */
+    bool lost;                   /* of YARD_FINISH_ERROR: with its group, so that another pod may do
+                                    better */
 } yard_pod_event;
 
 /* Takes up to max_events events, oldest first; returns how many. */

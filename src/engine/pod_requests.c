@@ -122,12 +122,14 @@ static bool end_choice(yard_pod_requests *q, yard_pod_request *r, yard_pod_event
     return push(q, event);
 }
 
-static bool fail_choice(yard_pod_requests *q, yard_pod_request *r, uint32_t choice,
+static bool fail_choice(yard_pod_requests *q, yard_pod_request *r, uint32_t choice, bool lost,
                         const char *message)
 {
-    yard_pod_event event = {
-        .id = r->id, .choice = choice, .finish = YARD_FINISH_ERROR, .message = strdup(message)
-    };
+    yard_pod_event event = { .id = r->id,
+                             .choice = choice,
+                             .finish = YARD_FINISH_ERROR,
+                             .message = strdup(message),
+                             .lost = lost };
 
     if (event.message && end_choice(q, r, event))
         return true;
@@ -164,7 +166,7 @@ bool yard_pod_requests_event(yard_pod_requests *q, const yard_event *e)
     if (!r || e->choice >= r->n_choices || r->choice[e->choice] == YARD_CHOICE_ENDED)
         return true;
     if (e->finish == YARD_FINISH_ERROR)
-        return fail_choice(q, r, e->choice,
+        return fail_choice(q, r, e->choice, false,
                            "the model's logits are not finite numbers: its weights overflow");
     if (e->n_logprobs > 0) {
         event.logprob = malloc(e->n_logprobs * sizeof(*event.logprob));
@@ -204,14 +206,14 @@ bool yard_pod_requests_abort(yard_pod_requests *q, uint64_t id, uint32_t choice,
 }
 
 /* Each live choice, with the same words; those whose end was asked for got that. */
-static bool end_all(yard_pod_requests *q, yard_pod_request *r, const char *message)
+static bool end_all(yard_pod_requests *q, yard_pod_request *r, bool lost, const char *message)
 {
     for (uint32_t c = 0, n_left = r->n_choices - r->n_ended; n_left > 0; c++) {
         if (r->choice[c] == YARD_CHOICE_ENDED)
             continue;
         n_left--;
         if (!(r->choice[c] == YARD_CHOICE_ABORTING ? abort_choice(q, r, c)
-                                                   : fail_choice(q, r, c, message)))
+                                                   : fail_choice(q, r, c, lost, message)))
             return false;
     }
     return true;
@@ -221,7 +223,7 @@ bool yard_pod_requests_fail(yard_pod_requests *q, uint64_t id, const char *messa
 {
     yard_pod_request *r = yard_pod_requests_find(q, id);
 
-    return !r || end_all(q, r, message);
+    return !r || end_all(q, r, false, message);
 }
 
 /* False: no memory. *stays: it has choices left, all of them live. */
@@ -260,7 +262,7 @@ bool yard_pod_requests_regroup(yard_pod_requests *q, const char *why)
         }
         snprintf(message, sizeof(message), "lost after %llu tokens in %u attempts: %s",
                  (unsigned long long)r->n_tokens, r->n_tries, why);
-        if (!end_all(q, r, message))
+        if (!end_all(q, r, true, message))
             return false;
     }
     return true;

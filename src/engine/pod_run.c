@@ -351,7 +351,8 @@ void yard_pod_await(yard_pod *pod, uint64_t until_us)
         if (yard_wire_has_output(&pod->process[r].wire))
             pod->fds[r].events |= POLLOUT;
     }
-    poll(pod->fds, pod->n_ranks, poll_ms(pod, until_us));
+    pod->fds[pod->n_ranks] = (struct pollfd){ .fd = pod->wake_fd, .events = POLLIN };
+    poll(pod->fds, pod->n_ranks + 1, poll_ms(pod, until_us));
     for (uint32_t r = 0; r < pod->n_ranks; r++) {
         if (pod->fds[r].revents & POLLOUT)
             yard_wire_flush(&pod->process[r].wire);
@@ -378,6 +379,7 @@ yard_status yard_pod_run(yard_pod *pod, uint64_t timeout_us, yard_error *err)
         if (q->first_event < q->n_events || (!served && yard_pod_serves(pod)))
             return YARD_OK;
         yard_pod_await(pod, until_us);
-    } while (yard_now_us() < until_us || q->first_event < q->n_events);
+    } while ((yard_now_us() < until_us && !pod->fds[pod->n_ranks].revents) ||
+             q->first_event < q->n_events);
     return YARD_OK;
 }
