@@ -59,6 +59,9 @@ list_build() {
     need libutf8proc-dev "the tokenizer's Unicode normalisation"
     need libevent-dev "HTTP, of the server and of the load on it"
     need libmd-dev "SHA-256 of chat templates and of proofs between ranks"
+    need libgrpc-dev "calls between fronts and engines (its C core)"
+    need libprotobuf-c-dev "their messages"
+    need protobuf-c-compiler "their messages"
 }
 
 list_test() {
@@ -107,10 +110,12 @@ missing_of() {
 other_system() {
     echo "deps: this system has no apt. Switchyard needs, under whatever names they have here:"
     echo "  gcc 12 or clang 14 (or newer), make, cmake 3.22, ninja, pkg-config,"
-    echo "  jansson, PCRE2 (8 bit), utf8proc, libmd, libevent"
+    echo "  jansson, PCRE2 (8 bit), utf8proc, libmd, libevent, gRPC 1.51 (C core),"
+    echo "  protobuf-c and its compiler"
     [[ $what == build ]] || echo "  cmocka, clang with its sanitizer runtime, clang-format 14, python 3.9, g++"
     local lib lost=0
-    for lib in jansson libpcre2-8 libutf8proc libmd libevent_extra $([[ $what == build ]] || echo cmocka); do
+    for lib in jansson libpcre2-8 libutf8proc libmd libevent_extra grpc_unsecure \
+        libprotobuf-c $([[ $what == build ]] || echo cmocka); do
         if ! pkg-config --exists "$lib" 2>/dev/null; then
             echo "deps: pkg-config does not find $lib" >&2
             lost=1

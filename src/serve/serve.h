@@ -2,6 +2,8 @@
 #ifndef YARD_SERVE_H
 #define YARD_SERVE_H
 
+#include "serve/engine_server.h"
+#include "serve/pod_engine.h"
 #include "serve/scheduler.h"
 
 #endif
