@@ -18,6 +18,8 @@ enum {
     KEY_TOP_K,
     KEY_MODES,
     KEY_LAYOUTS,
+    KEY_LAUNCHES,
+    KEY_ROUTING,
     KEY_REPEAT
 };
 enum { MAX_TOKENS = 1 << 16, MAX_HIDDEN = 1 << 20, MAX_EXPERTS = 1 << 16, MAX_REPEATS = 100000 };
@@ -27,6 +29,7 @@ static const char *const transport_names[] = { "memcpy",  "shm", "tcp",   "libfa
                                                "shm+tcp", "mpi", "socket" };
 static const char *const mode_names[] = { "exact", "partial" };
 static const char *const layout_names[] = { "expert", "flat" };
+static const char *const launch_names[] = { "graph", "single", "cold" };
 static const char *const phase_names[] = { "dispatch", "combine", "pair" };
 
 /* Members of a set of names, in the order of the names. */
@@ -36,8 +39,8 @@ typedef struct choice {
 
 typedef struct ep_bench {
     yard_bench_ep_settings settings;
-    choice transports, modes, layouts;
-    bool json;
+    choice transports, modes, layouts, launches;
+    bool json, cuda, transports_given, tokens_given, launches_given;
 
     bool namespaces;
     /* what memcpy took, if it was measured */
@@ -95,7 +98,13 @@ static void check_shape(const struct argp_state *state, const yard_bench_ep_sett
                    s->n_experts);
     if (s->top_k > s->n_experts)
         argp_error(state, "--top-k: want at most %u experts, got %u", s->n_experts, s->top_k);
+    if (s->grouped && (s->n_experts % YARD_BENCH_EP_GROUPS ||
+                       s->top_k > s->n_experts / YARD_BENCH_EP_GROUPS * YARD_BENCH_EP_GROUPS_KEPT))
+        argp_error(state, "--routing grouped: wants %d groups of experts, and top-k in %d of them",
+                   YARD_BENCH_EP_GROUPS, YARD_BENCH_EP_GROUPS_KEPT);
 }
+
+static const yard_bench_list gpu_tokens = { 11, { 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096 } };
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -106,16 +115,29 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
     switch (key) {
     case KEY_DEVICE:
-        if (strcmp(arg, "cpu") != 0)
-            argp_error(state, "--device: want cpu, got '%s'", arg);
+        b->cuda = !strcmp(arg, "cuda");
+        if (!b->cuda && strcmp(arg, "cpu") != 0)
+            argp_error(state, "--device: want cpu or cuda, got '%s'", arg);
         break;
     case KEY_RANKS:
         st = parse_u32("--ranks", arg, YARD_BENCH_EP_MAX_RANKS, &s->n_ranks, &err);
         break;
+    case KEY_ROUTING:
+        s->grouped = !strcmp(arg, "grouped");
+        if (!s->grouped && strcmp(arg, "uniform") != 0)
+            argp_error(state, "--routing: want uniform or grouped, got '%s'", arg);
+        break;
+    case KEY_LAUNCHES:
+        b->launches_given = true;
+        st = parse_names("--launch", arg, launch_names, YARD_BENCH_EP_N_LAUNCHES, &b->launches,
+                         &err);
+        break;
     case KEY_TRANSPORTS:
+        b->transports_given = true;
         st = parse_names("--transports", arg, transport_names, N_TRANSPORTS, &b->transports, &err);
         break;
     case KEY_TOKENS:
+        b->tokens_given = true;
         st = yard_bench_parse_list("--tokens", arg, MAX_TOKENS, &s->tokens, &err);
         break;
     case KEY_HIDDEN:
@@ -141,6 +163,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case ARGP_KEY_END:
         check_shape(state, s);
+        if (b->cuda && b->transports_given)
+            argp_error(state, "--transports: are those of --device cpu; cuda has nvlink");
+        if (!b->cuda && b->launches_given)
+            argp_error(state, "--launch: wants --device cuda");
+        if (b->cuda && !b->tokens_given)
+            s->tokens = gpu_tokens;
         break;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -151,18 +179,22 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option option_list[] = {
-    { "device", KEY_DEVICE, "NAME", 0, "cpu (default)", 0 },
+    { "device", KEY_DEVICE, "NAME", 0, "cpu (default) or cuda", 0 },
     { "ranks", KEY_RANKS, "N", 0, "Processes that exchange rows (default 2)", 0 },
     { "transports", KEY_TRANSPORTS, "LIST", 0,
       "shm, tcp, libfabric, shm+tcp, and what they are compared with: mpi, memcpy, socket "
       "(default: all)",
       0 },
-    { "tokens", KEY_TOKENS, "LIST", 0, "Tokens of each rank (default 1,8,32,64,128)", 0 },
+    { "tokens", KEY_TOKENS, "LIST", 0,
+      "Tokens of each rank (default 1,8,32,64,128; cuda 1,2,4 .. 256,1024,4096)", 0 },
     { "hidden", KEY_HIDDEN, "N", 0, "Values of a row (default 7168)", 0 },
     { "experts", KEY_EXPERTS, "N", 0, "Experts in all (default 256)", 0 },
     { "top-k", KEY_TOP_K, "N", 0, "Experts of a token (default 8)", 0 },
     { "modes", KEY_MODES, "LIST", 0, "exact, partial (default: both)", 0 },
     { "layouts", KEY_LAYOUTS, "LIST", 0, "expert, flat (default: both)", 0 },
+    { "routing", KEY_ROUTING, "KIND", 0,
+      "uniform (default), or grouped: a token's experts from 4 of 8 groups, as DeepSeek-V3's", 0 },
+    { "launch", KEY_LAUNCHES, "LIST", 0, "cuda: graph, single, cold (default: all)", 0 },
     { "repeat", KEY_REPEAT, "N", 0,
       "Timed repeats of a case (default 200); a case ends after 3 s if it has 5", 0 },
     { "json", 'j', NULL, 0, "One JSON object a row", 0 },
@@ -193,11 +225,15 @@ static const struct argp ep_argp = {
         "shm+tcp: halves of the ranks as two nodes over loopback, shared memory inside; a row to "
         "the other node as a \"rank-copy\" for each rank that wants it, or one \"node-copy\". An "
         "even number of ranks, 4 at least.\n"
+        "nvlink (--device cuda): rows bf16, FP8 on the wire, results bf16; ranks take the GPUs in "
+        "turn. Launch \"graph\": mean pair of replays; \"single\": one pair call by call; "
+        "\"cold\": other data pass through the cache before each call, their time taken out.\n"
         "What cannot be opened here is named on stderr and left out.\n\n" YARD_BENCH_EP_FORMULA "\n"
         "Examples:\n"
         "  switchyard bench ep --device cpu\n"
         "  switchyard bench ep --transports shm,memcpy --tokens 1,128 --modes partial\n"
         "  switchyard bench ep --transports shm+tcp --ranks 8\n"
+        "  switchyard bench ep --device cuda --launch graph --modes partial --json\n"
         "  switchyard bench ep --json >bench/results/ep-cpu.jsonl\n",
 };
 
@@ -212,8 +248,14 @@ static json_t *shape_of(const ep_bench *b, const yard_bench_ep_group *g, const c
                   layout_names[g->flat], "tokens", (int)tokens, "hidden", (int)b->settings.hidden,
                   "experts", (int)b->settings.n_experts, "top_k", (int)b->settings.top_k);
 
+    if (shape && b->settings.grouped)
+        json_object_set_new(shape, "routing", json_string("grouped"));
     if (shape && variant)
         json_object_set_new(shape, "variant", json_string(variant));
+    if (shape && g->peer && g->peer->launch) {
+        json_object_set_new(shape, "launch", json_string(g->peer->launch));
+        json_object_set_new(shape, "payload", json_string("bf16"));
+    }
     if (shape && g->peer && g->peer->network)
         json_object_set_new(shape, "link", json_string(g->namespaces ? "namespaces" : "loopback"));
     return shape;
@@ -224,7 +266,8 @@ static yard_status print_row(ep_bench *b, const yard_bench_ep_group *g, const ch
                              const yard_bench_ep_result *result, yard_error *err)
 {
     const yard_bench_ep_times *t = &result->phase[phase];
-    const bool has_floor = !g->peer || (g->peer != &yard_bench_ep_memcpy && !g->peer->bytes);
+    const bool has_floor =
+        !g->peer || (g->peer != &yard_bench_ep_memcpy && !g->peer->bytes && !g->peer->launch);
     yard_bench_row row = {
         .bench = "ep",
         .p50_us = t->p50_us,
@@ -234,7 +277,7 @@ static yard_status print_row(ep_bench *b, const yard_bench_ep_group *g, const ch
         .bytes = t->bytes,
         .flops = -1,
         .verified = result->verified,
-        .device = yard_bench_cpu_name(),
+        .device = result->device[0] ? result->device : yard_bench_cpu_name(),
         .ranks = g->settings->n_ranks,
     };
     yard_status st;
@@ -328,6 +371,10 @@ static yard_status run_mpi(ep_bench *b, yard_error *err)
     yard_bench_ep_result results[YARD_BENCH_MAX_LIST];
     yard_status st = YARD_OK;
 
+    if (b->settings.grouped) {
+        fprintf(stderr, "bench ep: mpi left out: it knows uniform routing only\n");
+        return YARD_OK;
+    }
     for (int padded = 1; padded >= 0 && st == YARD_OK; padded--) {
         const char *variant = padded ? "padded" : "counts";
 
@@ -337,6 +384,16 @@ static yard_status run_mpi(ep_bench *b, yard_error *err)
         else
             st = print_rows(b, &g, "mpi", variant, results, err);
     }
+    return st;
+}
+
+static yard_status run_cuda(ep_bench *b, yard_error *err)
+{
+    yard_status st = YARD_OK;
+
+    for (int i = 0; i < YARD_BENCH_EP_N_LAUNCHES && st == YARD_OK; i++)
+        if (b->launches.has[i])
+            st = run_peer(b, &yard_bench_ep_nvlink[i], err);
     return st;
 }
 
@@ -381,7 +438,8 @@ int yard_bench_ep(int argc, char **argv)
                                  .tokens = { 5, { 1, 8, 32, 64, 128 } } },
                    .transports = { { true, true, true, true, true, true, true } },
                    .modes = { { true, true } },
-                   .layouts = { { true, true } } };
+                   .layouts = { { true, true } },
+                   .launches = { { true, true, true } } };
     yard_error err = { 0 };
     yard_status st;
     int rc;
@@ -392,7 +450,7 @@ int yard_bench_ep(int argc, char **argv)
     forget_floors(&b);
     b.namespaces = b.settings.n_ranks == 2 && yard_bench_ep_link_possible();
     yard_bench_print_head(b.json);
-    st = run_all(&b, &err);
+    st = b.cuda ? run_cuda(&b, &err) : run_all(&b, &err);
     if (st == YARD_OK && b.n_wrong > 0)
         st = yard_fail(&err, YARD_EDEVICE, "%u of %u rows are not what the definition gives",
                        b.n_wrong, b.n_rows);

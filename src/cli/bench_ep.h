@@ -25,10 +25,12 @@ typedef struct yard_bench_ep_times {
 typedef struct yard_bench_ep_result {
     yard_bench_ep_times phase[YARD_BENCH_EP_N_PHASES];
     bool verified;
+    char device[64]; /* rank 0's; "": the processor */
 } yard_bench_ep_result;
 
 typedef struct yard_bench_ep_settings {
     uint32_t n_ranks, hidden, n_experts, top_k;
+    bool grouped; /* routing */
     uint64_t n_repeats;
     yard_bench_list tokens;
 } yard_bench_ep_settings;
@@ -38,6 +40,7 @@ typedef struct yard_bench_ep_rank {
     const yard_bench_ep_settings *settings;
     uint32_t rank, max_tokens;
     bool partial, flat;
+    char device[64];          /* the name of its GPU; "": none */
     const char *host;         /* address of this rank */
     const char *rendezvous;   /* of the library's transports */
     _Atomic uint32_t *port;   /* shared by the ranks; 0 until somebody writes it */
@@ -49,6 +52,7 @@ typedef struct yard_bench_ep_rank {
  * close, also after a failed open. dispatch and combine are what is timed. */
 typedef struct yard_bench_ep_peer {
     const char *name, *variant; /* variant: NULL, or what tells rows of one name apart */
+    const char *launch;         /* on a GPU: how the calls get there; NULL: no GPU */
     bool network;               /* between network namespaces where that is possible */
     bool two_ranks, one_token;  /* it knows only that */
     bool two_nodes;             /* halves of the ranks are nodes: an even number, 4 at least */
@@ -58,7 +62,10 @@ typedef struct yard_bench_ep_peer {
     yard_status (*dispatch)(yard_bench_ep_rank *r, yard_error *err);
     yard_status (*combine)(yard_bench_ep_rank *r, yard_error *err);
     void (*experts)(
-        yard_bench_ep_rank *r);            /* between them, not timed; NULL: data has the results */
+        yard_bench_ep_rank *r); /* between them, not timed; NULL: data has the results */
+    /* the timed repeats where the device times them, samples_us as [phases, n_repeats], *n of them
+     * taken; NULL: dispatch and combine are timed here */
+    yard_status (*measure)(yard_bench_ep_rank *r, double *samples_us, uint32_t *n, yard_error *err);
     void (*poison)(yard_bench_ep_rank *r); /* spoils what an exchange must write */
     bool (*check)(yard_bench_ep_rank *r, yard_error *err);
     void (*close)(yard_bench_ep_rank *r);
@@ -68,6 +75,8 @@ typedef struct yard_bench_ep_peer {
 extern const yard_bench_ep_peer yard_bench_ep_shm, yard_bench_ep_shm_copied, yard_bench_ep_tcp,
     yard_bench_ep_libfabric, yard_bench_ep_rank_copies, yard_bench_ep_node_copies,
     yard_bench_ep_memcpy, yard_bench_ep_socket, yard_bench_ep_pingpong;
+enum { YARD_BENCH_EP_N_LAUNCHES = 3 };
+extern const yard_bench_ep_peer yard_bench_ep_nvlink[YARD_BENCH_EP_N_LAUNCHES];
 
 typedef struct yard_bench_ep_group {
     const yard_bench_ep_settings *settings;

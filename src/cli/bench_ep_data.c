@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { ROUTING_SEED = 4, KIND_EXPERT = 1, KIND_WEIGHT, KIND_ROW, KIND_RESULT };
+enum { ROUTING_SEED = 4, KIND_EXPERT = 1, KIND_WEIGHT, KIND_ROW, KIND_RESULT, KIND_GROUP };
 
 /* ---- numbers that depend on all of their arguments ---- */
 
@@ -22,15 +22,28 @@ static uint64_t random_of(uint64_t seed, uint64_t kind, uint64_t a, uint64_t b)
 
 /* ---- routing ---- */
 
+/* Bit g: token `at` takes experts of group g. */
+static uint32_t groups_of(const yard_bench_ep_shape *s, size_t at)
+{
+    uint32_t kept = 0;
+
+    if (!s->grouped)
+        return ~0u;
+    for (uint64_t i = 0; __builtin_popcount(kept) < YARD_BENCH_EP_GROUPS_KEPT; i++)
+        kept |= 1u << random_of(ROUTING_SEED, KIND_GROUP, at, i) % YARD_BENCH_EP_GROUPS;
+    return kept;
+}
+
 static void route_token(yard_bench_ep_data *d, size_t at)
 {
     const yard_bench_ep_shape *s = &d->shape;
+    const uint32_t kept = groups_of(s, at);
     int32_t *expert = d->expert + at * s->top_k;
 
     for (uint32_t k = 0, n_tries = 0; k < s->top_k; n_tries++) {
         const int32_t e =
             (int32_t)(random_of(ROUTING_SEED, KIND_EXPERT, at, n_tries) % s->n_experts);
-        bool taken = false;
+        bool taken = !(kept >> (uint32_t)e * YARD_BENCH_EP_GROUPS / s->n_experts & 1);
 
         for (uint32_t j = 0; j < k; j++)
             taken |= expert[j] == e;
@@ -169,6 +182,8 @@ void yard_bench_ep_data_destroy(yard_bench_ep_data *d)
 
 /* ---- values ---- */
 
+/* No NaN; each group has a 448 and a power of two as scale, so that the codes are also what the
+ * values quantise to. */
 void yard_bench_ep_make_row(const yard_bench_ep_data *d, uint32_t source, uint32_t token,
                             uint8_t *codes, float *scale)
 {
@@ -176,10 +191,10 @@ void yard_bench_ep_make_row(const yard_bench_ep_data *d, uint32_t source, uint32
 
     for (uint32_t i = 0; i < d->shape.hidden; i++) {
         const uint8_t code = (uint8_t)(mix(start + i / 8) >> i % 8 * 8);
-        codes[i] = (code & 0x7f) == 0x7f ? code ^ 1u : code; /* no NaN */
+        codes[i] = (code & 0x7f) == 0x7f || i % YARD_GROUP == 0 ? (code | 0x7eu) & 0xfeu : code;
     }
     for (uint32_t i = 0; i < d->n_groups; i++)
-        scale[i] = 0.01f + (float)(mix(~start + i) >> 40) * 0x1p-28f;
+        scale[i] = ldexpf(1.0f, -(int)(mix(~start + i) >> 40) % 8);
 }
 
 /* A result: either sign, 0.5 to 2. */
@@ -316,6 +331,8 @@ bool yard_bench_ep_check_combine(const yard_bench_ep_data *d, const float *y, ya
         yard_fail(err, YARD_ENOMEM, "bench: no memory for a row");
     for (uint32_t t = 0; right && t < d->shape.n_tokens; t++) {
         define_token(d, t, result, part, want);
+        for (size_t i = 0; i < n && d->shape.y_bf16; i++)
+            want[i] = yard_bf16_round(want[i]);
         right = memcmp(want, y + t * n, n * sizeof(*y)) == 0;
         if (!right)
             yard_fail(err, YARD_EDEVICE, "y of token %u: not the sum that the definition gives", t);
@@ -338,5 +355,6 @@ double yard_bench_ep_dispatch_bytes(const yard_bench_ep_data *d)
 double yard_bench_ep_combine_bytes(const yard_bench_ep_data *d)
 {
     return (double)d->n_routed * (double)yard_bench_ep_result_bytes(d) +
-           (double)d->shape.n_tokens * d->shape.hidden * sizeof(float);
+           (double)d->shape.n_tokens * d->shape.hidden *
+               (d->shape.y_bf16 ? sizeof(uint16_t) : sizeof(float));
 }

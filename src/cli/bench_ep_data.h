@@ -12,12 +12,17 @@ typedef struct yard_bench_ep_shape {
     uint32_t n_ranks, hidden, n_experts, top_k;
     uint32_t n_tokens; /* of every rank */
     bool partial, flat;
+    bool grouped; /* routing: a token's experts come from 4 of 8 groups of experts */
+    bool y_bf16;  /* y is rounded to bf16 */
 } yard_bench_ep_shape;
 
 /* Where an expert-major row comes from. */
 typedef struct yard_bench_ep_origin {
     uint32_t source, token, k;
 } yard_bench_ep_origin;
+
+/* Grouped routing, as DeepSeek-V3's. */
+enum { YARD_BENCH_EP_GROUPS = 8, YARD_BENCH_EP_GROUPS_KEPT = 4 };
 
 /* One rank's side of an exchange. Routing is uniform, distinct within a token, and the same
  * whenever the shape is; the values are those of yard_bench_ep_fill(). */
@@ -65,7 +70,7 @@ bool yard_bench_ep_check_dispatch(const yard_bench_ep_data *d, const uint8_t *ex
                                   const float *expert_x_scale, const int32_t *count,
                                   const int32_t *row_index, uint32_t max_tokens, yard_error *err);
 
-/* The same for y [n_tokens, hidden] f32. */
+/* The same for y [n_tokens, hidden] f32 (values that bf16 has, with shape.y_bf16). */
 bool yard_bench_ep_check_combine(const yard_bench_ep_data *d, const float *y, yard_error *err);
 
 /* Bytes of one wire row of dispatch (codes, scales) and of one result row (bf16). */

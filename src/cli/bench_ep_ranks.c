@@ -166,7 +166,8 @@ static yard_status run_case(const group *g, yard_bench_ep_rank *r, uint32_t n_to
                                         .top_k = s->top_k,
                                         .n_tokens = n_tokens,
                                         .partial = r->partial,
-                                        .flat = r->flat };
+                                        .flat = r->flat,
+                                        .grouped = s->grouped };
     double *samples_us = malloc(YARD_BENCH_EP_N_PHASES * s->n_repeats * sizeof(*samples_us));
     uint32_t n = 0;
     yard_status st = yard_bench_ep_data_create(&r->data, &shape, r->rank, err);
@@ -180,7 +181,8 @@ static yard_status run_case(const group *g, yard_bench_ep_rank *r, uint32_t n_to
         st = exchange_checked(g, r, 1, &out->verified, err);
     if (st == YARD_OK) {
         yard_bench_ep_fill(r->data, 2);
-        st = repeat(g, r, samples_us, &n, err);
+        st = g->g->peer->measure ? g->g->peer->measure(r, samples_us, &n, err)
+                                 : repeat(g, r, samples_us, &n, err);
     }
     if (st == YARD_OK)
         out->verified = out->verified && g->g->peer->check(r, err);
@@ -188,6 +190,7 @@ static yard_status run_case(const group *g, yard_bench_ep_rank *r, uint32_t n_to
         st = exchange_checked(g, r, 3, &out->verified, err);
     if (st == YARD_OK)
         summarise(g, r, samples_us, n, out);
+    snprintf(out->device, sizeof(out->device), "%s", r->device);
     free(samples_us);
     yard_bench_ep_data_destroy(r->data);
     r->data = NULL;
@@ -371,6 +374,7 @@ static double larger(double a, double b)
 static void merge(const group *g, uint32_t tokens_idx, yard_bench_ep_result *out)
 {
     *out = (yard_bench_ep_result){ .verified = true };
+    snprintf(out->device, sizeof(out->device), "%s", g->reports[0].results[tokens_idx].device);
     for (uint32_t rank = 0; rank < g->n_ranks; rank++) {
         const yard_bench_ep_result *r = &g->reports[rank].results[tokens_idx];
 

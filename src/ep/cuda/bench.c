@@ -227,7 +227,9 @@ static yard_status combine(yard_ep_bench *b, const what *w)
 
 static yard_status enqueue_pairs(yard_ep_bench *b, const what *w, uint32_t n, yard_error *err)
 {
-    const unsigned int outside = cudaEventRecordExternal;
+    /* a mark that is read after a replay, where there is one */
+    const unsigned int outside =
+        w->plan->launch == YARD_EP_BENCH_GRAPH ? cudaEventRecordExternal : cudaEventRecordDefault;
     yard_status st = YARD_OK;
 
     for (uint32_t i = 0; i < n && st == YARD_OK; i++) {

@@ -10,8 +10,15 @@ typedef struct batch {
     uint32_t n_seeds, max_hidden, max_tokens, skew, self_proving;
 } batch;
 
-void ep_gpu_conformance(void (*report)(int code, const char *fmt, const char *what, uint64_t n),
-                        uint64_t first_seed, double part);
+typedef struct named_batch {
+    const char *name;
+    uint32_t n_ranks;
+    batch b;
+} named_batch;
+
+typedef void (*ep_gpu_report)(int code, const char *fmt, const char *what, uint64_t n);
+void ep_gpu_conformance(ep_gpu_report report, uint64_t first_seed, double part);
+void ep_gpu_many(ep_gpu_report report, uint64_t first_seed, double part);
 
 static void run_case(const yard_fabric_config *base, const batch *b, uint64_t seed)
 {
@@ -62,15 +69,17 @@ static void run_batch(const yard_fabric_config *base, void *ctx)
         run_case(base, b, b->first_seed + i);
 }
 
-void ep_gpu_conformance(void (*report)(int code, const char *fmt, const char *what, uint64_t n),
-                        uint64_t first_seed, double part)
+static void run_batches(ep_gpu_report report, const named_batch *batches, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        report(ranks_run(batches[i].n_ranks, run_batch, (void *)&batches[i].b),
+               "conformance: %s, %llu cases", batches[i].name, batches[i].b.n_seeds);
+}
+
+void ep_gpu_conformance(ep_gpu_report report, uint64_t first_seed, double part)
 {
     const uint32_t n = (uint32_t)(60 * part) + 4;
-    const struct {
-        const char *name;
-        uint32_t n_ranks;
-        batch b;
-    } batches[] = {
+    const named_batch batches[] = {
         { "one rank", 1, { first_seed, n, 300, 0, 0, 128 } },
         { "two ranks", 2, { first_seed + 100, 2 * n, 300, 0, 0, 128 } },
         { "two ranks, buffers askew", 2, { first_seed + 300, n, 300, 0, 4, 128 } },
@@ -78,7 +87,18 @@ void ep_gpu_conformance(void (*report)(int code, const char *fmt, const char *wh
         { "four ranks", 4, { first_seed + 500, n / 8 + 1, 300, 0, 0, 128 } },
     };
 
-    for (size_t i = 0; i < sizeof(batches) / sizeof(batches[0]); i++)
-        report(ranks_run(batches[i].n_ranks, run_batch, (void *)&batches[i].b),
-               "conformance: %s, %llu cases", batches[i].name, batches[i].b.n_seeds);
+    run_batches(report, batches, sizeof(batches) / sizeof(batches[0]));
+}
+
+void ep_gpu_many(ep_gpu_report report, uint64_t first_seed, double part)
+{
+    const uint32_t n = (uint32_t)(60 * part) + 4;
+    const named_batch batches[] = {
+        { "four ranks", 4, { first_seed + 600, n, 300, 0, 0, 128 } },
+        { "four ranks, hidden 7168", 4, { first_seed + 700, n / 8 + 2, 300, 20, 0, 128 } },
+        { "eight ranks", 8, { first_seed + 800, n, 300, 0, 0, 128 } },
+        { "eight ranks, hidden 7168", 8, { first_seed + 900, n / 8 + 2, 300, 20, 0, 128 } },
+    };
+
+    run_batches(report, batches, sizeof(batches) / sizeof(batches[0]));
 }

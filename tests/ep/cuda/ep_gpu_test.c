@@ -413,12 +413,18 @@ static void suite_life(void)
 
 /* ---- main ---------------------------------------------------------------------------------- */
 
-void ep_gpu_conformance(void (*report)(int code, const char *fmt, const char *what, uint64_t n),
-                        uint64_t first_seed, double part);
+typedef void (*ep_gpu_report)(int code, const char *fmt, const char *what, uint64_t n);
+void ep_gpu_conformance(ep_gpu_report report, uint64_t first_seed, double part);
+void ep_gpu_many(ep_gpu_report report, uint64_t first_seed, double part);
 
 static void suite_conformance(void)
 {
     ep_gpu_conformance(outcome, seed * 1000, scale);
+}
+
+static void suite_many(void)
+{
+    ep_gpu_many(outcome, seed * 1000, scale);
 }
 
 void ep_gpu_timing(void);
@@ -427,10 +433,16 @@ static const struct {
     const char *name;
     void (*run)(void);
 } suites[] = {
-    { "timing", ep_gpu_timing }, { "sane", suite_sane },     { "conformance", suite_conformance },
-    { "stress", suite_stress },  { "bad", suite_bad_input }, { "life", suite_life },
+    { "timing", ep_gpu_timing },
+    { "sane", suite_sane },
+    { "many", suite_many }, /* 4 and 8 ranks; these three only when they are named */
+    { "conformance", suite_conformance },
+    { "stress", suite_stress },
+    { "bad", suite_bad_input },
+    { "life", suite_life },
     { "faults", suite_faults },
 };
+enum { N_BY_NAME_ONLY = 3 };
 
 static void touch_device(const yard_fabric_config *config, void *ctx)
 {
@@ -457,7 +469,7 @@ int main(int argc, char **argv)
         for (int j = 1; j < argc; j++)
             all &= strcmp(argv[j], suites[i].name) != 0;
     for (size_t i = 0; i < sizeof(suites) / sizeof(suites[0]); i++) {
-        bool wanted = all && i > 1;
+        bool wanted = all && i >= N_BY_NAME_ONLY;
         for (int j = 1; j < argc; j++)
             wanted |= !strcmp(argv[j], suites[i].name);
         if (wanted)
