@@ -76,6 +76,9 @@ static yard_status open_pod(yard_pod *pod, yard_error *err)
         pod->process[r].wire.fd = -1;
     }
     st = yard_pod_reports_open(pod, err);
+    if (st == YARD_OK)
+        st = yard_pod_spawner_start(&pod->spawner, pod->rank_config, pod->process, pod->n_ranks,
+                                    err);
     if (st != YARD_OK)
         return st;
     /* A start stage ends by itself within its time; the pod's patience is for what hangs. */
@@ -124,14 +127,16 @@ void yard_pod_destroy(yard_pod *pod)
     for (uint32_t r = 0; pod->process && r < pod->n_ranks; r++)
         if (pod->process[r].pid > 0) {
             yard_wire_send(&pod->process[r].wire, YARD_FRAME_QUIT, NULL, 0, NULL, 0);
-            kill(pod->process[r].pid, SIGCONT); /* a stopped one quits when it goes on */
+            /* a stopped one quits when it goes on */
+            yard_pod_process_signal(&pod->spawner, r, SIGCONT);
         }
     for (uint32_t r = 0; pod->process && r < pod->n_ranks; r++) {
         const uint64_t now = yard_now_us();
         if (pod->process[r].pid > 0)
-            yard_pod_process_reap(&pod->process[r], until_us > now ? until_us - now : 0, how,
+            yard_pod_process_reap(&pod->spawner, r, until_us > now ? until_us - now : 0, how,
                                   sizeof(how));
     }
+    yard_pod_spawner_stop(&pod->spawner);
     yard_generation_close(&pod->generation);
     yard_pod_requests_close(&pod->requests);
     yard_pod_reports_close(pod);

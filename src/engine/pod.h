@@ -12,8 +12,9 @@
  * Several pods (one a machine, equal but for `pod`) make one group when they share a rendezvous;
  * each has the requests of its own instances.
  *
- * Processes are forked without exec: the caller's process has one thread when it creates a pod, and
- * while it calls yard_pod_run(). Threads: one caller at a time. */
+ * Processes are forked without exec: the caller's process has one thread when it creates a pod.
+ * That forks a process which forks the ranks from then on, so the caller may start threads
+ * afterwards. The death of the caller's process ends all of them. Threads: one caller at a time. */
 #ifndef YARD_ENGINE_POD_H
 #define YARD_ENGINE_POD_H
 

@@ -27,8 +27,9 @@ struct yard_pod {
     yard_pod_config config;
     yard_pod_rank_config *rank_config; /* [n_ranks] */
     yard_pod_process *process;         /* [n_ranks] */
-    struct pollfd *fds;                /* [n_ranks + 1] the last is the caller's */
-    int wake_fd;                       /* the caller's; -1: none */
+    yard_pod_spawner spawner;
+    struct pollfd *fds; /* [n_ranks + 1] the last is the caller's */
+    int wake_fd;        /* the caller's; -1: none */
     uint32_t n_ranks, tp, first_rank;
     char secret[33];
 

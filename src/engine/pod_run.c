@@ -227,7 +227,7 @@ static void rank_ended(yard_pod *pod, uint32_t r)
     const int pid = (int)p->pid;
     char how[64];
 
-    yard_pod_process_reap(p, YARD_POD_LEAVE_US, how, sizeof(how));
+    yard_pod_process_reap(&pod->spawner, r, YARD_POD_LEAVE_US, how, sizeof(how));
     if (pod->generation.hopeless)
         return;
     add_reason(pod, "rank %u (pid %d) %s", pod->first_rank + r, pid, how);
@@ -252,11 +252,11 @@ static void look_for_stops(yard_pod *pod)
 {
     pod->next_look_us = yard_now_us() + LOOK_US;
     for (uint32_t r = 0; r < pod->n_ranks; r++) {
-        bool stopped = pod->generation.stopped_us[r] > 0;
+        bool stopped;
 
         if (pod->process[r].pid == 0)
             continue;
-        if (yard_pod_process_look(&pod->process[r], &stopped))
+        if (yard_pod_process_look(&pod->spawner, r, &stopped))
             take_frames(pod, r);
         else
             yard_generation_stopped(&pod->generation, r, stopped, yard_now_us());
@@ -283,13 +283,12 @@ void yard_pod_act(yard_pod *pod)
                YARD_GENERATION_NOTHING)
         switch (what) {
         case YARD_GENERATION_START:
-            yard_pod_process_start(&pod->process[r], &pod->rank_config[r], pod->process,
-                                   pod->n_ranks, &pod->failure);
+            yard_pod_process_start(&pod->spawner, r, &pod->failure);
             break;
         case YARD_GENERATION_KILL:
             add_reason(pod, "rank %u (pid %d) %s", pod->first_rank + r, (int)pod->process[r].pid,
                        pod->generation.stopped_us[r] ? "is stopped" : "does not answer");
-            kill(pod->process[r].pid, SIGKILL);
+            yard_pod_process_signal(&pod->spawner, r, SIGKILL);
             break;
         case YARD_GENERATION_LEAVE:
             yard_wire_send(&pod->process[r].wire, YARD_FRAME_LEAVE, NULL, 0, NULL, 0);

@@ -273,6 +273,22 @@ static uint32_t count_lines(const char *path)
     return n;
 }
 
+/* Of the process. Returns how many, the last one in *child. */
+static uint32_t count_children(pid_t of, pid_t *child)
+{
+    char path[64];
+    FILE *children;
+    uint32_t n = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)of, (int)of);
+    children = fopen(path, "r");
+    while (children && fscanf(children, "%d", child) == 1)
+        n++;
+    if (children)
+        fclose(children);
+    return n;
+}
+
 typedef struct traces {
     uint32_t n_fds, n_files, n_unix, n_children;
 } traces;
@@ -280,16 +296,10 @@ typedef struct traces {
 /* Of this process alone where it can be: other programs use the machine too. */
 static traces look(void)
 {
-    char path[64];
     traces t = { .n_fds = count_entries("/proc/self/fd"), .n_files = count_entries("/dev/shm") };
+    pid_t child;
 
-    snprintf(path, sizeof(path), "/proc/self/task/%d/children", getpid());
-    FILE *children = fopen(path, "r");
-    int pid;
-    while (children && fscanf(children, "%d", &pid) == 1)
-        t.n_children++;
-    if (children)
-        fclose(children);
+    t.n_children = count_children(getpid(), &child);
     t.n_unix = count_lines("/proc/self/net/unix");
     return t;
 }
@@ -409,6 +419,52 @@ static void a_rank_alone_is_missed(void **state)
     yard_pod_destroy(pod);
 }
 
+/* Also when nobody has taken note of its end. */
+static bool is_gone(pid_t pid)
+{
+    char path[64], stat[256] = "";
+    FILE *file;
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    file = fopen(path, "r");
+    if (!file)
+        return true;
+    stat[fread(stat, 1, sizeof(stat) - 1, file)] = '\0';
+    fclose(file);
+    return strstr(stat, ") Z") != NULL || !stat[0];
+}
+
+/* Ranks are not the caller's children, and do not outlive the process that they are of. */
+static void the_process_that_starts_ranks_is_lost(void **state)
+{
+    yard_pod *pod = open_pod(2, 1, NULL);
+    const uint64_t until_us = yard_now_us() + PATIENCE_US;
+    outcome o = submit(pod, 0, 0, 4000);
+    pid_t spawner = 0, rank, ranks[2];
+    yard_error err = { 0 };
+    yard_status st = YARD_OK;
+
+    (void)state;
+    while (o.n_ids < 3)
+        run_once(pod, &o, 1);
+    assert_int_equal(count_children(getpid(), &spawner), 1);
+    assert_int_equal(count_children(spawner, &rank), 2);
+    for (uint32_t r = 0; r < 2; r++)
+        ranks[r] = yard_pod_rank_pid(pod, r);
+    assert_int_equal(rank, ranks[1]);
+    kill(spawner, SIGKILL);
+    while (st == YARD_OK && yard_now_us() < until_us) {
+        st = yard_pod_run(pod, 100000, &err);
+        take_events(pod, &o, 1);
+    }
+    assert_int_equal(st, YARD_EIO);
+    assert_non_null(strstr(err.message, "that starts ranks is gone"));
+    yard_pod_destroy(pod);
+    for (uint32_t r = 0; r < 2; r++)
+        while (!is_gone(ranks[r]))
+            assert_true(yard_now_us() < until_us);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -419,6 +475,7 @@ int main(void)
         cmocka_unit_test(a_lost_rank_is_named),
         cmocka_unit_test(a_rank_alone_is_missed),
         cmocka_unit_test(faults_end_in_service),
+        cmocka_unit_test(the_process_that_starts_ranks_is_lost),
     };
 
     ranks_load_prompts(RANKS_DEMO_GOLDEN, prompts);
