@@ -25,12 +25,15 @@ static uint64_t name_of(int fd)
     return hash;
 }
 
-/* 0: not a connection to the listener. */
+/* 0: not a connection to the listener. The listener itself may be open more than once. */
 static uint64_t inode_of(const yard_http_guard *g, int fd)
 {
+    int listens = 1;
+    socklen_t n = sizeof(listens);
     struct stat info;
 
-    if (fd == g->listen_fd || name_of(fd) != g->listen_name || fstat(fd, &info) != 0)
+    if (name_of(fd) != g->listen_name || fstat(fd, &info) != 0 ||
+        getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &n) != 0 || listens)
         return 0;
     return info.st_ino;
 }
@@ -52,7 +55,7 @@ static yard_http_guard_entry *entry_of(yard_http_guard *g, int fd)
 
 void yard_http_guard_open(yard_http_guard *g, int listen_fd)
 {
-    *g = (yard_http_guard){ .listen_fd = listen_fd, .listen_name = name_of(listen_fd) };
+    *g = (yard_http_guard){ .listen_name = name_of(listen_fd) };
 }
 
 void yard_http_guard_close(yard_http_guard *g)

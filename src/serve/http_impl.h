@@ -25,7 +25,6 @@ typedef struct yard_http_guard_entry {
 typedef struct yard_http_guard {
     yard_http_guard_entry *entry; /* [n_entries], by fd */
     int n_entries;
-    int listen_fd;
     uint64_t listen_name; /* hash of the listener's address: accepted sockets have the same one */
 } yard_http_guard;
 
