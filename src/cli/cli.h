@@ -13,6 +13,7 @@ int yard_cmd_inspect(int argc, char **argv);
 int yard_cmd_synth(int argc, char **argv);
 int yard_cmd_generate(int argc, char **argv);
 int yard_cmd_chat(int argc, char **argv);
+int yard_cmd_serve(int argc, char **argv);
 int yard_cmd_logits(int argc, char **argv);
 int yard_cmd_bench(int argc, char **argv);
 int yard_cmd_run(int argc, char **argv);

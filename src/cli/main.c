@@ -14,6 +14,7 @@ static const struct command {
 } commands[] = {
     { "generate", yard_cmd_generate, "complete a prompt" },
     { "chat", yard_cmd_chat, "talk to a model in the terminal" },
+    { "serve", yard_cmd_serve, "serve a model over HTTP with the API of OpenAI" },
     { "tokenize", yard_cmd_tokenize, "text to token ids and back" },
     { "template", yard_cmd_template, "chat messages to prompt text" },
     { "logits", yard_cmd_logits, "largest logits at every position of a prompt" },
@@ -36,6 +37,7 @@ static void print_help(FILE *to)
     fprintf(to, "\nExamples:\n"
                 "  switchyard generate models/demo --prompt 'In the beginning' --max-tokens 32\n"
                 "  switchyard chat models/demo\n"
+                "  switchyard serve models/demo --port 8080\n"
                 "\n'switchyard COMMAND --help' tells the arguments of one command.\n"
                 "Exit codes: 0 done, 1 failed, 2 wrong usage.\n");
 }

@@ -113,12 +113,11 @@ void yard_front_cancel(yard_front *front, uint64_t now_us, yard_front_job *job)
  */
 
 static yard_status check_ids(const yard_front *front, const yard_front_prompt *prompt,
-                             yard_api_error *err)
+                             const char *param, yard_api_error *err)
 {
     for (uint32_t i = 0; i < prompt->n_ids; i++)
         if ((uint32_t)prompt->ids[i] >= front->about.vocab)
-            return yard_api_refuse(err, NULL, "prompt",
-                                   "want ids of the vocabulary (0 to %u), got %d",
+            return yard_api_refuse(err, NULL, param, "want ids of the vocabulary (0 to %u), got %d",
                                    front->about.vocab - 1, prompt->ids[i]);
     return YARD_OK;
 }
@@ -142,11 +141,11 @@ static yard_status check(const yard_front *front, const yard_front_job *job, yar
                                    front->about.vocab - 1, r->bias[i].token);
     for (uint32_t i = 0; i < job->prepared.n_prompts; i++) {
         const yard_front_prompt *prompt = &job->prepared.prompt[i];
+        const char *param = r->messages ? "messages" : "prompt";
 
         if (prompt->n_ids >= front->about.context)
-            return yard_api_too_long(err, r->messages ? "messages" : "prompt", front->about.context,
-                                     prompt->n_ids);
-        if (check_ids(front, prompt, err) != YARD_OK)
+            return yard_api_too_long(err, param, front->about.context, prompt->n_ids);
+        if (check_ids(front, prompt, param, err) != YARD_OK)
             return YARD_EINVAL;
     }
     return YARD_OK;
