@@ -16,6 +16,7 @@ int yard_cmd_chat(int argc, char **argv);
 int yard_cmd_serve(int argc, char **argv);
 int yard_cmd_logits(int argc, char **argv);
 int yard_cmd_bench(int argc, char **argv);
+int yard_cmd_engine(int argc, char **argv);
 int yard_cmd_run(int argc, char **argv);
 int yard_cmd_plan(int argc, char **argv);
 

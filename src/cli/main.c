@@ -21,6 +21,7 @@ static const struct command {
     { "inspect", yard_cmd_inspect, "parameters, KV bytes and memory per rank of a model" },
     { "synth", yard_cmd_synth, "write a checkpoint with random weights" },
     { "bench", yard_cmd_bench, "measure speed" },
+    { "engine", yard_cmd_engine, "run a model on this machine's ranks for fronts elsewhere" },
     { "run", yard_cmd_run, "start the ranks of a job on this machine" },
     { "plan", yard_cmd_plan, "predict what a deployment will give" },
 };

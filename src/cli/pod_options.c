@@ -2,8 +2,8 @@
 
 #include <stdio.h>
 
-enum { KEY_RANKS = 0x300, KEY_TP, KEY_TRANSPORT, KEY_TIMEOUT, KEY_START_TIMEOUT };
-enum { MAX_RANKS = 4096, MAX_SECONDS = 86400 };
+enum { KEY_RANKS = 0x300, KEY_TP, KEY_TRANSPORT, KEY_TIMEOUT, KEY_START_TIMEOUT, KEY_MAX_SEQS };
+enum { MAX_RANKS = 4096, MAX_SECONDS = 86400, MAX_SEQS = 65536 };
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -18,6 +18,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case KEY_TP:
         o->tp = (uint32_t)yard_cli_argp_u64(state, "--tp", arg, 1, MAX_RANKS);
+        break;
+    case KEY_MAX_SEQS:
+        o->max_seqs = (uint32_t)yard_cli_argp_u64(state, "--max-seqs", arg, 1, MAX_SEQS);
         break;
     case KEY_TRANSPORT:
         o->transport = arg;
@@ -43,6 +46,7 @@ static const struct argp_option option_list[] = {
       "N on each of its machines",
       0 },
     { "tp", KEY_TP, "T", 0, "Ranks that share the attention of one instance (default 1)", 0 },
+    { "max-seqs", KEY_MAX_SEQS, "N", 0, "Sequences that an instance runs at once (default 16)", 0 },
     { "transport", KEY_TRANSPORT, "NAME", 0,
       "shm, tcp, shm+tcp or libfabric (default: by where the ranks are)", 0 },
     { "timeout", KEY_TIMEOUT, "S", 0, "Seconds until a silent rank is taken for lost (default 5)",
@@ -73,6 +77,10 @@ yard_status yard_pod_options_config(const yard_pod_options *o, const yard_engine
                               .transport = o->transport,
                               .start_timeout_us = (uint64_t)(o->start_timeout_s * 1e6),
                               .notice = print_notice };
+    if (o->max_seqs)
+        out->engine.max_seqs = o->max_seqs;
+    if (out->engine.max_tokens < out->engine.max_seqs)
+        out->engine.max_tokens = out->engine.max_seqs;
     out->engine.tp = o->tp;
     out->engine.timeout_us = (uint64_t)(o->timeout_s * 1e6);
     if (storage->scheme && fabric.n_ranks > 1) { /* its processes are pods */

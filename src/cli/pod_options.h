@@ -8,6 +8,7 @@
 
 typedef struct yard_pod_options {
     uint32_t n_ranks, tp;
+    uint32_t max_seqs; /* 0: the engine's default */
     const char *transport;
     double timeout_s, start_timeout_s;
     bool given; /* one of these options was */
