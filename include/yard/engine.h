@@ -44,6 +44,16 @@ typedef enum yard_thread_place {
     YARD_THREADS_ON_NODES /* dealt evenly to the NUMA nodes, each to all processors of its own */
 } yard_thread_place;
 
+/* Which pages of the KV cache a request may take over from others that began with the same tokens.
+ */
+typedef enum yard_prefix_cache {
+    YARD_CACHE_ON, /* all. Those written while generating differ by rounding from the same tokens
+                      as a prompt, so that a request which begins with another's answer may get
+                      other bits than without */
+    YARD_CACHE_STRICT, /* those of prompt tokens: results are equal to the bit with and without */
+    YARD_CACHE_OFF     /* none */
+} yard_prefix_cache;
+
 typedef struct yard_engine_config {
     size_t size;           /* set by the initialiser */
     const char *model_dir; /* Hugging Face directory; required */
@@ -72,6 +82,7 @@ typedef struct yard_engine_config {
     yard_thread_place pin;     /* where the CPU threads run */
     const char *cache_salt;    /* part of the names of cache pages: instances with other salts share
                                   none, also not by what they tell; NULL: "" */
+    yard_prefix_cache prefix_cache;
 } yard_engine_config;
 
 #define YARD_ENGINE_CONFIG_INIT                                                                    \
@@ -225,13 +236,17 @@ YARD_API yard_status yard_engine_abort(yard_engine *engine, uint64_t id, uint32_
 
 typedef struct yard_engine_stats {
     uint32_t n_queued, n_running;
-    uint32_t n_pages, n_free_pages; /* of 64 tokens */
+    uint32_t n_pages, n_free_pages; /* of 64 tokens; free: no request holds them */
     uint64_t n_steps, n_prompt_tokens, n_output_tokens;
     uint64_t n_empty_steps; /* of n_steps: those without a token here, run for the other ranks */
     uint64_t agree_us;      /* spent waiting for the records of other ranks, sleep excluded */
     uint64_t woken_at_us;   /* when the first step after the last sleep began, on the monotonic
                                clock; 0: none did */
     uint32_t generation;    /* of the group; counts from 1 */
+    uint32_t
+        n_cached_pages; /* of n_free_pages: those that the prefix cache can give to a request */
+    uint64_t n_found_tokens; /* prompt tokens that came from the cache or another choice */
+    uint64_t n_preemptions;  /* requests that gave their pages to older ones and began again */
 } yard_engine_stats;
 
 YARD_API void yard_engine_get_stats(const yard_engine *engine, yard_engine_stats *out);

@@ -11,11 +11,6 @@ enum { MIN_LOGIT_ROWS = 16, MIN_DEFAULT_KV_TOKENS = 8192 };
 /* Address space, not memory: pages of the cache cost nothing until they are written. */
 static const uint64_t default_kv_bytes = 2000000000;
 
-static uint32_t pages_for(uint64_t n_tokens)
-{
-    return (uint32_t)((n_tokens + YARD_PAGE_TOKENS - 1) / YARD_PAGE_TOKENS);
-}
-
 /* Shorter configs of older callers get defaults for what they lack; longer ones must be zero there.
  */
 static yard_status read_config(yard_engine_config *out, const yard_engine_config *config,
@@ -51,21 +46,15 @@ static yard_status allocate(yard_engine *e, yard_error *err)
     const uint32_t n = e->max_seqs;
 
     e->running = calloc(n, sizeof(*e->running));
-    e->started = calloc(n, sizeof(*e->started));
     e->logit_slot = calloc(n, sizeof(*e->logit_slot));
     e->logit_row = calloc(n, sizeof(*e->logit_row));
     e->sample_rows = calloc(n, sizeof(*e->sample_rows));
     e->sampled = calloc(n, sizeof(*e->sampled));
     e->failed = calloc(n, sizeof(*e->failed));
     e->order = calloc(n, sizeof(*e->order));
-    e->free_pages = calloc(e->n_pages, sizeof(*e->free_pages));
-    if (!e->running || !e->started || !e->logit_slot || !e->logit_row || !e->sample_rows ||
-        !e->sampled || !e->failed || !e->order || !e->free_pages)
-        return yard_fail(err, YARD_ENOMEM, "engine: %u requests, %u pages", n, e->n_pages);
-    /* a stack, so that the lowest page is taken first */
-    for (uint32_t i = 0; i < e->n_pages; i++)
-        e->free_pages[i] = (int32_t)(e->n_pages - 1 - i);
-    e->n_free_pages = e->n_pages;
+    if (!e->running || !e->logit_slot || !e->logit_row || !e->sample_rows || !e->sampled ||
+        !e->failed || !e->order)
+        return yard_fail(err, YARD_ENOMEM, "engine: no memory for %u requests", n);
     return YARD_OK;
 }
 
@@ -116,11 +105,11 @@ static yard_status choose_sizes(yard_engine *e, const yard_engine_config *c, uin
     if (kv_tokens > (uint64_t)INT32_MAX)
         return yard_fail(err, YARD_EINVAL, "engine config: kv_tokens: want %d at most, got %llu",
                          INT32_MAX, (unsigned long long)kv_tokens);
-    e->n_pages = pages_for(kv_tokens);
+    e->n_pages = yard_pages_for(kv_tokens);
     e->context = e->model_config.max_positions;
     if (e->context > e->n_pages * YARD_PAGE_TOKENS)
         e->context = e->n_pages * YARD_PAGE_TOKENS;
-    e->max_pages_per_seq = pages_for(e->context);
+    e->max_pages_per_seq = yard_pages_for(e->context);
     e->max_seqs = c->max_seqs;
     e->max_tokens = c->max_tokens;
     if (e->max_tokens > e->n_pages * YARD_PAGE_TOKENS)
@@ -188,7 +177,7 @@ yard_status yard_engine_create(yard_engine **out, const yard_engine_config *conf
     if (st == YARD_OK)
         st = yard_group_open(e, &c, err);
     if (st == YARD_OK)
-        yard_cache_open(e, &c);
+        st = yard_cache_open(e, &c, err);
     if (st != YARD_OK) {
         yard_engine_destroy(e);
         return st;
@@ -207,39 +196,16 @@ void yard_engine_destroy(yard_engine *e)
     yard_cache_close(e);
     yard_model_destroy(e->model);
     free(e->running);
-    free(e->started);
     free(e->logit_slot);
     free(e->logit_row);
     free(e->sample_rows);
     free(e->sampled);
     free(e->failed);
     free(e->order);
-    free(e->free_pages);
+    free(e->logprobs);
+    free(e->kept_logits);
     free(e->events.events);
     free(e);
-}
-
-static int32_t *page_row(yard_engine *e, uint32_t slot)
-{
-    return yard_model_step(e->model)->page_table + (size_t)slot * e->max_pages_per_seq;
-}
-
-bool yard_engine_take_pages(yard_engine *e, uint32_t slot, uint32_t n_tokens, uint32_t *n_pages)
-{
-    const uint32_t n = pages_for(n_tokens);
-
-    if (n > e->n_free_pages)
-        return false;
-    for (uint32_t i = 0; i < n; i++)
-        page_row(e, slot)[i] = e->free_pages[--e->n_free_pages];
-    *n_pages = n;
-    return true;
-}
-
-void yard_engine_return_pages(yard_engine *e, uint32_t slot, uint32_t n_pages)
-{
-    for (uint32_t i = n_pages; i-- > 0;)
-        e->free_pages[e->n_free_pages++] = page_row(e, slot)[i];
 }
 
 void yard_engine_get_stats(const yard_engine *e, yard_engine_stats *out)
@@ -247,32 +213,45 @@ void yard_engine_get_stats(const yard_engine *e, yard_engine_stats *out)
     *out = (yard_engine_stats){ .n_queued = e->n_pending + e->n_queued,
                                 .n_running = e->n_running,
                                 .n_pages = e->n_pages,
-                                .n_free_pages = e->n_free_pages,
+                                .n_free_pages = yard_page_pool_available(&e->pool),
                                 .n_steps = e->n_steps,
                                 .n_prompt_tokens = e->n_prompt_tokens,
                                 .n_output_tokens = e->n_output_tokens,
                                 .n_empty_steps = e->n_empty_steps,
                                 .agree_us = e->agree_us,
                                 .woken_at_us = e->woken_at_us,
-                                .generation = e->records.generation };
+                                .generation = e->records.generation,
+                                .n_cached_pages = e->pool.n_idle,
+                                .n_found_tokens = e->n_found_tokens,
+                                .n_preemptions = e->n_preemptions };
+}
+
+/* What is left of a list of sequences that have not begun. */
+static uint64_t prompt_tokens(const sequence *seq)
+{
+    uint64_t n = 0;
+
+    for (; seq; seq = seq->next)
+        n += sequence_length(seq);
+    return n;
 }
 
 void yard_engine_get_report(const yard_engine *e, yard_engine_report *out)
 {
-    *out =
-        (yard_engine_report){ .n_requests = yard_engine_live(e), .n_free_pages = e->n_free_pages };
+    *out = (yard_engine_report){ .n_requests = yard_engine_live(e),
+                                 .n_free_pages = yard_page_pool_available(&e->pool),
+                                 .prompt_tokens = prompt_tokens(e->queue_head) };
     for (uint32_t slot = 0; slot < e->max_seqs; slot++) {
         const sequence *seq = e->running[slot];
 
         if (!seq)
             continue;
         out->running_tokens += seq->n_cached;
-        out->prompt_tokens += seq->n_cached < seq->n_prompt ? seq->n_prompt - seq->n_cached : 0;
+        if (!sequence_decodes(seq))
+            out->prompt_tokens += sequence_length(seq) - seq->n_cached;
     }
-    for (const sequence *seq = e->queue_head; seq; seq = seq->next)
-        out->prompt_tokens += seq->n_prompt;
     for (const command *c = e->command_head; c; c = c->next)
-        out->prompt_tokens += c->seq ? c->seq->n_prompt : 0;
+        out->prompt_tokens += prompt_tokens(c->seqs);
 }
 
 const char *yard_engine_error(const yard_engine *e)

@@ -2,20 +2,34 @@
 #ifndef YARD_ENGINE_IMPL_H
 #define YARD_ENGINE_IMPL_H
 
+#include <assert.h>
 #include <stdatomic.h>
 
 #include "engine/engine.h"
+#include "engine/page_pool.h"
 #include "engine/records.h"
 
-/* One request. Its tokens are the prompt, then the output; the first n_cached of them are in the
- * KV cache. */
+/* One choice of a request. Its tokens are the prompt, then the output; the first n_cached of them
+ * are in the KV cache. */
 typedef struct sequence {
-    struct sequence *next; /* in the queue */
+    struct sequence *next; /* in the queue, and in a command */
     uint64_t id;
+    uint32_t choice;
+    uint64_t order; /* of arrival: who is older comes first */
     int32_t *token; /* [n_prompt + max_new] */
     uint32_t n_prompt, n_output, max_new;
     uint32_t n_cached;
-    uint32_t n_pages; /* pages held while running, listed in its page table row */
+    uint32_t n_pages;           /* held while running, listed in its page table row */
+    uint32_t first_row, n_rows; /* of the step in the making */
+
+    yard_page_hash
+        *name; /* [(n_prompt + max_new) / 64] of its full pages, so far as they are known */
+    uint32_t n_names;
+    uint32_t n_shown;         /* of its pages, the first ones: they have been given to the cache */
+    bool builds_on_generated; /* a page that it took from the cache was marked so */
+    uint32_t n_found;         /* prompt tokens that it did not compute when it first started */
+    bool started, told;       /* ran once; had an event */
+
     yard_sample_params params;
     int32_t *bias_token; /* [n_bias] */
     float *bias_value;
@@ -23,17 +37,20 @@ typedef struct sequence {
     bool ignore_eos;
     int32_t *stop_token; /* [n_stop_token] */
     uint32_t n_stop_token;
+    uint32_t n_logprobs;
+    uint32_t n_prompt_told, n_prompt_to_tell; /* prompt tokens with log-probabilities */
 } sequence;
 
 /* What was asked for since the last step, in the instance's order: a request, or its end. */
 typedef struct command {
     struct command *next;
-    sequence *seq; /* NULL: abort_id ends */
+    sequence *seqs; /* [n_seqs] its choices, a list; NULL: abort_id ends */
+    uint32_t n_seqs;
     uint64_t abort_id;
     uint32_t abort_choice;
 } command;
 
-/* A growing ring of events; its capacity always covers one event for every live request. */
+/* A growing ring of events. */
 typedef struct event_queue {
     yard_event *events;
     uint32_t capacity, first, n;
@@ -46,15 +63,18 @@ struct yard_engine {
     uint32_t context; /* tokens a request may have: the model's positions, or the cache */
     uint32_t max_pages_per_seq;
 
-    sequence **running; /* [max_seqs] slot = page table row; NULL: free */
-    uint64_t *started;  /* [max_seqs] order of admission */
-    sequence *queue_head, *queue_tail;
+    sequence **running;                /* [max_seqs] slot = page table row; NULL: free */
+    sequence *queue_head, *queue_tail; /* the oldest first */
     uint32_t n_queued, n_running;
     uint64_t next_id;
-    uint64_t n_started;
+    uint64_t n_arrived; /* sequences */
 
-    int32_t *free_pages; /* [n_pages] a stack */
-    uint32_t n_pages, n_free_pages;
+    uint32_t n_pages;
+    yard_page_pool pool;
+    yard_prefix_cache cache;
+    yard_page_hash page_root;
+    yard_page_events page_events;
+    bool page_events_lost; /* what is held is to be said anew */
 
     /* the step in the making: slots whose last row gets logits, and that row */
     uint32_t *logit_slot; /* [max_seqs] */
@@ -63,7 +83,7 @@ struct yard_engine {
     yard_sample_row *sample_rows; /* [max_seqs] */
     int32_t *sampled;             /* [max_seqs] */
     bool *failed;                 /* [max_seqs] rows whose logits are not finite */
-    uint32_t *order;              /* [max_seqs] running slots in order of admission */
+    uint32_t *order;              /* [max_seqs] running slots, the oldest first */
 
     /* several ranks (group.c) */
     yard_fabric *fabric; /* NULL: this process alone */
@@ -76,12 +96,16 @@ struct yard_engine {
     _Atomic bool woken;
     command *command_head, *command_tail;
     uint64_t n_commands, n_taken; /* received and taken so far, in this generation */
-    uint32_t n_pending;           /* requests among those not taken */
+    uint32_t n_pending;           /* sequences among those not taken */
 
     event_queue events;
-    yard_page_hash page_root;
-    yard_page_events page_events;
+    yard_token_logprob *logprobs; /* [max_logprobs] of the last step's events */
+    uint32_t n_logprobs, max_logprobs;
+    float *kept_logits; /* [max_seqs, vocab] as the model says them: sampling changes them; NULL
+                           until log-probabilities are asked for */
+
     uint64_t n_steps, n_prompt_tokens, n_output_tokens, n_empty_steps, agree_us, woken_at_us;
+    uint64_t n_found_tokens, n_preemptions;
     yard_error err;
     char description[256];
 };
@@ -91,7 +115,19 @@ static inline uint32_t sequence_length(const sequence *seq)
     return seq->n_prompt + seq->n_output;
 }
 
-void yard_sequence_free(sequence *seq); /* NULL is fine */
+/* True when one row is left to compute, whose token comes next: it decodes. Otherwise it is in
+ * prefill, or being computed again after it was preempted. */
+static inline bool sequence_decodes(const sequence *seq)
+{
+    return seq->n_output > 0 && seq->n_cached + 1 == sequence_length(seq);
+}
+
+static inline uint32_t yard_pages_for(uint64_t n_tokens)
+{
+    return (uint32_t)((n_tokens + YARD_PAGE_TOKENS - 1) / YARD_PAGE_TOKENS);
+}
+
+void yard_sequence_free(sequence *seq); /* a list of them; NULL is fine */
 
 /* What bounds engine->context, for messages. */
 static inline const char *yard_engine_bound(const yard_engine *engine)
@@ -102,8 +138,13 @@ static inline const char *yard_engine_bound(const yard_engine *engine)
 /* False when one of n logits is a NaN or infinite. */
 bool yard_logits_are_finite(const float *logits, uint32_t n);
 
-/* Gives a slot back: pages return to the stack, the sequence is freed. */
+/* Gives a slot back: pages return, the sequence is freed. */
 void yard_engine_release_slot(yard_engine *engine, uint32_t slot);
+
+static inline int32_t *yard_engine_page_row(const yard_engine *e, uint32_t slot)
+{
+    return yard_model_step(e->model)->page_table + (size_t)slot * e->max_pages_per_seq;
+}
 
 /* Requests that may still get events. */
 static inline uint32_t yard_engine_live(const yard_engine *e)
@@ -141,13 +182,66 @@ yard_status yard_group_break(yard_engine *engine, yard_status st);
 /* ---- the prefix cache: prefix_cache.c ------------------------------------------------------ */
 
 /* After the model was created: the root of page names; nothing is held. */
-void yard_cache_open(yard_engine *engine, const yard_engine_config *config);
+yard_status yard_cache_open(yard_engine *engine, const yard_engine_config *config, yard_error *err);
 void yard_cache_close(yard_engine *engine);
 
-/* ---- requests ----------------------------------------------------------------------------- */
+/* What the pages hold is void. */
+void yard_cache_forget(yard_engine *engine);
 
-/* Appends to the queue. */
+/* Pages of seq that may come from the cache; at least its last token is computed, for its logits.
+ */
+uint32_t yard_cache_reusable_pages(const yard_engine *engine, const sequence *seq);
+
+/* Names of seq's first n_pages, which it has tokens for, are in seq->name. */
+void yard_cache_name(const yard_engine *engine, sequence *seq, uint32_t n_pages);
+
+/* How many pages of seq the cache has, from the first on without a gap; those that have no holder
+ * are counted in *n_idle. */
+uint32_t yard_cache_match(const yard_engine *engine, sequence *seq, uint32_t *n_idle);
+
+/* seq holds its first n_pages, found by yard_cache_match(), in slot's row. */
+void yard_cache_hold(yard_engine *engine, sequence *seq, uint32_t slot, uint32_t n_pages);
+
+/* After a step: pages of the slot that are full now can be found by others. */
+void yard_cache_show(yard_engine *engine, uint32_t slot);
+
+/* ---- who runs: admit.c --------------------------------------------------------------------- */
+
+/* Places a sequence in the queue, by age. */
 void yard_engine_enqueue(yard_engine *engine, sequence *seq);
+/* Takes it out; before: the one in front of it, NULL: it is the first. */
+void yard_engine_dequeue(yard_engine *engine, sequence *before, sequence *seq);
+
+/* Starts what has room, the oldest first. */
+void yard_engine_admit(yard_engine *engine);
+
+/* Prompt tokens that the next call would find to compute, at most; counts to max_tokens. */
+uint32_t yard_engine_admissible(const yard_engine *engine);
+
+/* A page for the next token of the slot's sequence, if it needs one; the youngest sequences give
+ * theirs up until there is one. False: it was itself preempted. */
+bool yard_engine_grow(yard_engine *engine, uint32_t slot);
+
+/* The slot's first n_pages, which are all that it has. */
+void yard_engine_drop_pages(yard_engine *engine, uint32_t slot, uint32_t n_pages);
+
+/* Takes pages for n_tokens and writes them to slot's page table row; false when too few are
+ * available. */
+bool yard_engine_take_pages(yard_engine *engine, uint32_t slot, uint32_t n_tokens,
+                            uint32_t *n_pages);
+
+/* True when every page is held by exactly those that list it. */
+bool yard_engine_accounts_hold(const yard_engine *engine);
+
+static inline void yard_engine_check_accounts(const yard_engine *e)
+{
+#ifdef YARD_DEBUG
+    assert(yard_engine_accounts_hold(e));
+#endif
+    (void)e;
+}
+
+/* ---- requests ----------------------------------------------------------------------------- */
 
 /* Ends a choice (YARD_ALL_CHOICES: all) of a queued or running request with an event; false when
  * there is none such. */
@@ -156,18 +250,35 @@ bool yard_engine_end(yard_engine *engine, uint64_t id, uint32_t choice);
 /* Ends all, without events. */
 void yard_engine_drop_all(yard_engine *engine);
 
-/* Room for one event more than there are live requests; called before a request is accepted. */
-yard_status yard_events_reserve(event_queue *queue, uint32_t n_live, yard_error *err);
+/* ---- events: events.c ---------------------------------------------------------------------- */
+
+/* Room for n_more events than there are. */
+yard_status yard_events_reserve(event_queue *queue, uint32_t n_more, yard_error *err);
 void yard_events_push(event_queue *queue, yard_event event);
+
+/* An event of seq, without a token; says on the first one what the cache had. */
+yard_event yard_event_of(sequence *seq, yard_finish finish);
+
+/* What the events of the step before point to is gone. */
+void yard_events_forget_logprobs(yard_engine *engine);
+
+/* ---- log-probabilities: logprobs.c --------------------------------------------------------- */
+
+/* Memory for those of a step; before a request that wants them is accepted. */
+yard_status yard_logprobs_reserve(yard_engine *engine, yard_error *err);
+
+/* The event gets n_logprobs >= 1 of its token, by logits [vocab]; NULL: there are none. */
+void yard_logprobs_add(yard_engine *engine, yard_event *event, uint32_t n_logprobs,
+                       const float *logits);
+
+/* After a step's forward pass, before sampling: events for the prompt tokens whose turn it was.
+ * False: logits were not finite. */
+bool yard_logprobs_tell_prompt(yard_engine *engine, uint32_t slot);
+
+/* ---- rows ---------------------------------------------------------------------------------- */
 
 /* Appends rows for tokens [from, from + n_rows) of a sequence in slot to the model's step. */
 void yard_engine_add_rows(yard_engine *engine, uint32_t slot, const int32_t *token, uint32_t from,
                           uint32_t n_rows, uint32_t n_prompt);
-
-/* Takes pages for n_tokens and writes them to slot's page table row; false when too few are free.
- */
-bool yard_engine_take_pages(yard_engine *engine, uint32_t slot, uint32_t n_tokens,
-                            uint32_t *n_pages);
-void yard_engine_return_pages(yard_engine *engine, uint32_t slot, uint32_t n_pages);
 
 #endif

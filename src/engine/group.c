@@ -11,11 +11,21 @@ static void free_commands(yard_engine *e)
     while (e->command_head) {
         command *c = e->command_head;
         e->command_head = c->next;
-        yard_sequence_free(c->seq);
+        yard_sequence_free(c->seqs);
         free(c);
     }
     e->command_tail = NULL;
     e->n_commands = e->n_taken = e->n_pending = 0;
+}
+
+static void enqueue_all(yard_engine *e, sequence *seq)
+{
+    while (seq) {
+        sequence *next = seq->next;
+
+        yard_engine_enqueue(e, seq);
+        seq = next;
+    }
 }
 
 yard_status yard_group_command(yard_engine *e, const command *what)
@@ -23,12 +33,12 @@ yard_status yard_group_command(yard_engine *e, const command *what)
     command *c;
 
     if (!e->fabric) {
-        yard_engine_enqueue(e, what->seq);
+        enqueue_all(e, what->seqs);
         return YARD_OK;
     }
     c = malloc(sizeof(*c));
     if (!c) {
-        yard_sequence_free(what->seq);
+        yard_sequence_free(what->seqs);
         return yard_fail(&e->err, YARD_ENOMEM, "request: %zu bytes", sizeof(*c));
     }
     *c = *what;
@@ -38,7 +48,7 @@ yard_status yard_group_command(yard_engine *e, const command *what)
         e->command_head = c;
     e->command_tail = c;
     e->n_commands++;
-    e->n_pending += c->seq != NULL;
+    e->n_pending += c->n_seqs;
     return YARD_OK;
 }
 
@@ -50,9 +60,9 @@ void yard_group_take_commands(yard_engine *e, uint64_t n_commands)
         e->command_head = c->next;
         if (!e->command_head)
             e->command_tail = NULL;
-        e->n_pending -= c->seq != NULL;
-        if (c->seq)
-            yard_engine_enqueue(e, c->seq);
+        e->n_pending -= c->n_seqs;
+        if (c->seqs)
+            enqueue_all(e, c->seqs);
         else
             (void)yard_engine_end(e, c->abort_id,
                                   c->abort_choice); /* it may have ended by itself */
@@ -62,53 +72,23 @@ void yard_group_take_commands(yard_engine *e, uint64_t n_commands)
 
 /* ---- records ----------------------------------------------------------------------------- */
 
-/* What admission would find now, in its order; false once a request does not fit. */
-static bool would_admit(const sequence *seq, uint32_t *n_slots, uint32_t *n_pages)
-{
-    const uint32_t n = (seq->n_prompt + seq->max_new + YARD_PAGE_TOKENS - 1) / YARD_PAGE_TOKENS;
-
-    if (*n_slots == 0 || n > *n_pages)
-        return false;
-    --*n_slots;
-    *n_pages -= n;
-    return true;
-}
-
-/* Prompt tokens of requests that are waiting and would be admitted. */
-static uint64_t waiting_prefill(const yard_engine *e)
-{
-    uint32_t n_slots = e->max_seqs - e->n_running, n_pages = e->n_free_pages;
-    uint64_t n = 0;
-
-    for (const sequence *s = e->queue_head; s; s = s->next) {
-        if (!would_admit(s, &n_slots, &n_pages))
-            return n;
-        n += s->n_prompt;
-    }
-    for (const command *c = e->command_head; c; c = c->next) {
-        if (c->seq && !would_admit(c->seq, &n_slots, &n_pages))
-            return n;
-        n += c->seq ? c->seq->n_prompt : 0;
-    }
-    return n;
-}
-
 /* Of the step after the one whose rows are gathered, if there is one: what it may compute at most,
  * for nobody knows yet which sequences end. Those that reach their length do. */
 static yard_step_record record_of(const yard_engine *e)
 {
     yard_step_record r = { .n_commands = e->n_commands };
-    uint64_t prefill = waiting_prefill(e);
+    uint64_t prefill = yard_engine_admissible(e);
 
     for (uint32_t slot = 0; slot < e->max_seqs; slot++) {
         const sequence *seq = e->running[slot];
 
         if (!seq)
             continue;
-        if (seq->n_cached < seq->n_prompt)
-            prefill += seq->n_prompt - seq->n_cached;
-        else if (seq->n_cached < sequence_length(seq) || seq->n_output + 1 < seq->max_new)
+        if (sequence_decodes(seq) ||
+            (seq->n_cached == sequence_length(seq) && seq->n_output + 1 < seq->max_new))
             r.n_tokens++;
+        else
+            prefill += sequence_length(seq) - seq->n_cached;
     }
     r.prefill_tokens = prefill < e->max_tokens ? (uint32_t)prefill : e->max_tokens;
     r.finished = e->finished;
@@ -230,7 +210,7 @@ yard_status yard_engine_rejoin(yard_engine *e, yard_fabric *fabric, yard_error *
     st = yard_model_rejoin(e->model, fabric, &e->err);
     if (st == YARD_OK)
         st = yard_records_open(&e->records, &e->group, fabric, 0, generation, &e->err);
-    yard_engine_pages_anew(e);
+    yard_cache_forget(e);
     e->records.generation = generation; /* also for the next attempt */
     e->broken = st;
     if (st != YARD_OK && err)

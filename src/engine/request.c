@@ -6,52 +6,17 @@
 
 void yard_sequence_free(sequence *seq)
 {
-    if (!seq)
-        return;
-    free(seq->token);
-    free(seq->bias_token);
-    free(seq->bias_value);
-    free(seq->stop_token);
-    free(seq);
-}
+    while (seq) {
+        sequence *next = seq->next;
 
-/* ---- events ------------------------------------------------------------------------------ */
-
-yard_status yard_events_reserve(event_queue *q, uint32_t n_live, yard_error *err)
-{
-    const uint32_t want = q->n + 2 * (n_live + 1); /* a token and an end for each */
-    yard_event *larger;
-
-    if (want <= q->capacity)
-        return YARD_OK;
-    larger = malloc((size_t)2 * want * sizeof(*larger));
-    if (!larger)
-        return yard_fail(err, YARD_ENOMEM, "events: no memory for %u", 2 * want);
-    for (uint32_t i = 0; i < q->n; i++)
-        larger[i] = q->events[(q->first + i) % q->capacity];
-    free(q->events);
-    q->events = larger;
-    q->capacity = 2 * want;
-    q->first = 0;
-    return YARD_OK;
-}
-
-void yard_events_push(event_queue *q, yard_event event)
-{
-    q->events[(q->first + q->n++) % q->capacity] = event;
-}
-
-uint32_t yard_engine_poll(yard_engine *e, yard_event *events, uint32_t max_events)
-{
-    event_queue *q = &e->events;
-    uint32_t n = 0;
-
-    while (n < max_events && q->n > 0) {
-        events[n++] = q->events[q->first];
-        q->first = (q->first + 1) % q->capacity;
-        q->n--;
+        free(seq->token);
+        free(seq->name);
+        free(seq->bias_token);
+        free(seq->bias_value);
+        free(seq->stop_token);
+        free(seq);
+        seq = next;
     }
-    return n;
 }
 
 /* ---- submit ------------------------------------------------------------------------------ */
@@ -117,9 +82,13 @@ static yard_status check_request(const yard_engine *e, const yard_request *r, ya
     for (uint32_t i = 0; i < r->n_stop_token; i++)
         if (check_token(e, "stop token", i, r->stop_token[i], err))
             return YARD_EINVAL;
-    if (r->n_choices != 1 || r->n_logprobs > 0 || r->prompt_logprobs)
-        return yard_fail(err, YARD_ENOTSUP,
-                         "several choices and log-probabilities are not implemented");
+    if (r->n_choices == 0 || r->n_choices > e->max_seqs)
+        return yard_fail(err, YARD_EINVAL, "n_choices: want 1 to %u, got %u", e->max_seqs,
+                         r->n_choices);
+    if (r->n_logprobs > YARD_MAX_LOGPROBS || (r->prompt_logprobs && r->n_logprobs == 0))
+        return yard_fail(err, YARD_EINVAL, "n_logprobs: want %s to %d, got %u",
+                         r->prompt_logprobs ? "1 (for prompt_logprobs)" : "0", YARD_MAX_LOGPROBS,
+                         r->n_logprobs);
     return check_sampling(&r->sampling, err);
 }
 
@@ -135,28 +104,32 @@ static yard_sample_params sample_params(const yard_sampling *s)
                                  .seed = s->seed };
 }
 
-static yard_status copy_request(const yard_engine *e, const yard_request *r, sequence **out,
-                                yard_error *err)
+/* Choice 0 is the answer alone; the others draw other numbers, each its own. */
+static uint64_t seed_of(uint64_t seed, uint32_t choice)
 {
-    const uint32_t room = e->context - r->n_prompt;
-    sequence *seq = calloc(1, sizeof(*seq));
+    uint64_t x = seed + choice * 0x9e3779b97f4a7c15u;
 
-    if (!seq)
-        return yard_fail(err, YARD_ENOMEM, "request: %zu bytes", sizeof(*seq));
-    seq->n_prompt = r->n_prompt;
-    seq->max_new = r->max_new_tokens < room ? r->max_new_tokens : room;
-    seq->params = sample_params(&r->sampling);
-    seq->n_bias = r->n_bias;
-    seq->ignore_eos = r->ignore_eos;
-    seq->token = malloc(((size_t)seq->n_prompt + seq->max_new) * sizeof(*seq->token));
-    seq->bias_token = malloc((r->n_bias + 1) * sizeof(*seq->bias_token));
-    seq->bias_value = malloc((r->n_bias + 1) * sizeof(*seq->bias_value));
-    seq->n_stop_token = r->n_stop_token;
-    seq->stop_token = malloc((r->n_stop_token + 1) * sizeof(*seq->stop_token));
-    if (!seq->token || !seq->bias_token || !seq->bias_value || !seq->stop_token) {
-        yard_sequence_free(seq);
-        return yard_fail(err, YARD_ENOMEM, "request: %u tokens", r->n_prompt);
-    }
+    if (choice == 0)
+        return seed;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+static bool allocate(sequence *seq)
+{
+    const size_t n_tokens = (size_t)seq->n_prompt + seq->max_new;
+
+    seq->token = malloc(n_tokens * sizeof(*seq->token));
+    seq->name = malloc((n_tokens / YARD_PAGE_TOKENS + 1) * sizeof(*seq->name));
+    seq->bias_token = malloc((seq->n_bias + 1) * sizeof(*seq->bias_token));
+    seq->bias_value = malloc((seq->n_bias + 1) * sizeof(*seq->bias_value));
+    seq->stop_token = malloc((seq->n_stop_token + 1) * sizeof(*seq->stop_token));
+    return seq->token && seq->name && seq->bias_token && seq->bias_value && seq->stop_token;
+}
+
+static void fill(const yard_engine *e, sequence *seq, const yard_request *r)
+{
     memcpy(seq->token, r->prompt, r->n_prompt * sizeof(*seq->token));
     if (r->n_stop_token > 0)
         memcpy(seq->stop_token, r->stop_token, r->n_stop_token * sizeof(*seq->stop_token));
@@ -164,86 +137,123 @@ static yard_status copy_request(const yard_engine *e, const yard_request *r, seq
         seq->bias_token[i] = r->bias[i].token;
         seq->bias_value[i] = r->bias[i].value;
     }
+    if (e->cache != YARD_CACHE_OFF)
+        yard_cache_name(e, seq, r->n_prompt / YARD_PAGE_TOKENS);
+}
+
+static yard_status copy_choice(const yard_engine *e, const yard_request *r, uint32_t choice,
+                               sequence **out, yard_error *err)
+{
+    const uint32_t room = e->context - r->n_prompt;
+    sequence *seq = calloc(1, sizeof(*seq));
+
+    if (!seq)
+        return yard_fail(err, YARD_ENOMEM, "request: %zu bytes", sizeof(*seq));
+    seq->choice = choice;
+    seq->n_prompt = r->n_prompt;
+    seq->max_new = r->max_new_tokens < room ? r->max_new_tokens : room;
+    seq->params = sample_params(&r->sampling);
+    seq->params.seed = seed_of(r->sampling.seed, choice);
+    seq->n_bias = r->n_bias;
+    seq->n_stop_token = r->n_stop_token;
+    seq->ignore_eos = r->ignore_eos;
+    seq->n_logprobs = r->n_logprobs;
+    seq->n_prompt_to_tell = r->prompt_logprobs && choice == 0 ? r->n_prompt : 0;
+    if (!allocate(seq)) {
+        yard_sequence_free(seq);
+        return yard_fail(err, YARD_ENOMEM, "request: %u tokens", r->n_prompt);
+    }
+    fill(e, seq, r);
     *out = seq;
     return YARD_OK;
 }
 
+static yard_status copy_request(yard_engine *e, const yard_request *r, sequence **out,
+                                yard_error *err)
+{
+    sequence *first = NULL, **at = &first;
+    yard_status st = r->n_logprobs > 0 ? yard_logprobs_reserve(e, err) : YARD_OK;
+
+    for (uint32_t i = 0; i < r->n_choices && st == YARD_OK; i++, at = &(*at)->next)
+        st = copy_choice(e, r, i, at, err);
+    if (st != YARD_OK) {
+        yard_sequence_free(first);
+        return st;
+    }
+    for (sequence *seq = first; seq; seq = seq->next) {
+        seq->id = e->next_id + 1;
+        seq->order = e->n_arrived++;
+    }
+    *out = first;
+    return YARD_OK;
+}
+
+/* A token and an end for each that lives, and an end for what is aborted before it was taken. */
+static yard_status reserve_events(yard_engine *e, uint32_t n_more)
+{
+    return yard_events_reserve(&e->events, 2 * (yard_engine_live(e) + n_more + 1), &e->err);
+}
+
 yard_status yard_engine_submit(yard_engine *e, const yard_request *request, uint64_t *id)
 {
-    sequence *seq = NULL;
+    command c = { 0 };
     yard_status st = check_request(e, request, &e->err);
 
     if (st == YARD_OK)
-        st = yard_events_reserve(&e->events, yard_engine_live(e) + 1, &e->err);
+        st = reserve_events(e, request->n_choices);
     if (st == YARD_OK)
-        st = copy_request(e, request, &seq, &e->err);
+        st = copy_request(e, request, &c.seqs, &e->err);
     if (st != YARD_OK)
         return st;
-    seq->id = e->next_id + 1;
-    st = yard_group_command(e, &(command){ .seq = seq });
+    c.n_seqs = request->n_choices;
+    st = yard_group_command(e, &c);
     if (st == YARD_OK)
         *id = ++e->next_id;
     return st;
 }
 
-void yard_engine_enqueue(yard_engine *e, sequence *seq)
-{
-    if (e->queue_tail)
-        e->queue_tail->next = seq;
-    else
-        e->queue_head = seq;
-    e->queue_tail = seq;
-    e->n_queued++;
-}
-
 /* ---- abort ------------------------------------------------------------------------------- */
 
-void yard_engine_release_slot(yard_engine *e, uint32_t slot)
+static bool is_meant(const sequence *seq, uint64_t id, uint32_t choice)
 {
-    yard_engine_return_pages(e, slot, e->running[slot]->n_pages);
-    yard_sequence_free(e->running[slot]);
-    e->running[slot] = NULL;
-    e->n_running--;
+    return seq->id == id && (choice == YARD_ALL_CHOICES || seq->choice == choice);
 }
 
-static bool unqueue(yard_engine *e, uint64_t id)
+static bool end_queued(yard_engine *e, uint64_t id, uint32_t choice)
 {
-    sequence *before = NULL;
+    sequence *before = NULL, *next;
+    bool found = false;
 
-    for (sequence *seq = e->queue_head; seq; before = seq, seq = seq->next) {
-        if (seq->id != id)
+    for (sequence *seq = e->queue_head; seq; seq = next) {
+        next = seq->next;
+        if (!is_meant(seq, id, choice)) {
+            before = seq;
             continue;
-        if (before)
-            before->next = seq->next;
-        else
-            e->queue_head = seq->next;
-        if (e->queue_tail == seq)
-            e->queue_tail = before;
-        e->n_queued--;
+        }
+        found = true;
+        yard_engine_dequeue(e, before, seq);
+        yard_events_push(&e->events, yard_event_of(seq, YARD_FINISH_ABORTED));
         yard_sequence_free(seq);
-        return true;
     }
-    return false;
+    return found;
 }
 
 bool yard_engine_end(yard_engine *e, uint64_t id, uint32_t choice)
 {
-    const bool is_there = choice == 0 || choice == YARD_ALL_CHOICES;
-    bool found = is_there && unqueue(e, id);
+    bool found = end_queued(e, id, choice);
 
-    for (uint32_t slot = 0; is_there && !found && slot < e->max_seqs; slot++)
-        if (e->running[slot] && e->running[slot]->id == id) {
+    for (uint32_t slot = 0; slot < e->max_seqs; slot++)
+        if (e->running[slot] && is_meant(e->running[slot], id, choice)) {
+            yard_events_push(&e->events, yard_event_of(e->running[slot], YARD_FINISH_ABORTED));
             yard_engine_release_slot(e, slot);
             found = true;
         }
-    if (found)
-        yard_events_push(&e->events, (yard_event){ .id = id, .finish = YARD_FINISH_ABORTED });
     return found;
 }
 
 yard_status yard_engine_abort(yard_engine *e, uint64_t id, uint32_t choice)
 {
-    const yard_status st = yard_events_reserve(&e->events, yard_engine_live(e) + 1, &e->err);
+    const yard_status st = reserve_events(e, 0);
 
     if (st != YARD_OK)
         return st;
@@ -260,12 +270,8 @@ void yard_engine_drop_all(yard_engine *e)
     for (uint32_t slot = 0; e->running && slot < e->max_seqs; slot++)
         if (e->running[slot])
             yard_engine_release_slot(e, slot);
-    while (e->queue_head) {
-        sequence *seq = e->queue_head;
-        e->queue_head = seq->next;
-        yard_sequence_free(seq);
-    }
-    e->queue_tail = NULL;
+    yard_sequence_free(e->queue_head);
+    e->queue_head = e->queue_tail = NULL;
     e->n_queued = 0;
     e->events.n = 0;
 }

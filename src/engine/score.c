@@ -148,7 +148,7 @@ yard_status yard_engine_score(yard_engine *e, const int32_t *ids, uint32_t n_ids
     }
     if (!yard_engine_take_pages(e, 0, n_ids, &n_pages)) {
         st = yard_fail(&e->err, YARD_ENOMEM, "score: want pages for %u tokens, %u are free", n_ids,
-                       e->n_free_pages);
+                       yard_page_pool_available(&e->pool));
         goto out;
     }
     for (uint32_t n = 0; s.from < n_ids && s.status == YARD_OK; s.from += n) {
@@ -157,7 +157,7 @@ yard_status yard_engine_score(yard_engine *e, const int32_t *ids, uint32_t n_ids
     }
     st = s.status;
 out:
-    yard_engine_return_pages(e, 0, n_pages);
+    yard_engine_drop_pages(e, 0, n_pages);
     free(s.wanted);
     free(s.kept);
     return st;

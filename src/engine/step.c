@@ -3,28 +3,6 @@
 
 #include "engine/engine_impl.h"
 
-/* First come, first served: a request that does not fit keeps the later ones waiting. It gets pages
- * for all the tokens it may ever have, so a running request never runs out. */
-static void admit(yard_engine *e)
-{
-    for (uint32_t slot = 0; slot < e->max_seqs && e->queue_head; slot++) {
-        sequence *seq = e->queue_head;
-
-        if (e->running[slot])
-            continue;
-        if (!yard_engine_take_pages(e, slot, seq->n_prompt + seq->max_new, &seq->n_pages))
-            return;
-        e->queue_head = seq->next;
-        if (!e->queue_head)
-            e->queue_tail = NULL;
-        seq->next = NULL;
-        e->n_queued--;
-        e->running[slot] = seq;
-        e->started[slot] = e->n_started++;
-        e->n_running++;
-    }
-}
-
 void yard_engine_add_rows(yard_engine *e, uint32_t slot, const int32_t *token, uint32_t from,
                           uint32_t n_rows, uint32_t n_prompt)
 {
@@ -45,19 +23,20 @@ static void add_sequence(yard_engine *e, uint32_t slot, uint32_t max_rows)
 {
     sequence *seq = e->running[slot];
     const uint32_t left = sequence_length(seq) - seq->n_cached;
-    const uint32_t n_rows = left < max_rows ? left : max_rows;
 
-    yard_engine_add_rows(e, slot, seq->token, seq->n_cached, n_rows, seq->n_prompt);
+    seq->n_rows = left < max_rows ? left : max_rows;
+    seq->first_row = (uint32_t)yard_model_step(e->model)->n_tokens;
+    yard_engine_add_rows(e, slot, seq->token, seq->n_cached, seq->n_rows, seq->n_prompt);
     if (seq->n_cached < seq->n_prompt)
-        e->n_prompt_tokens += n_rows;
-    seq->n_cached += n_rows;
-    if (n_rows == left) {
+        e->n_prompt_tokens += seq->n_rows;
+    seq->n_cached += seq->n_rows;
+    if (seq->n_rows == left) {
         e->logit_slot[e->n_logit_rows] = slot;
         e->logit_row[e->n_logit_rows++] = yard_model_step(e->model)->n_tokens - 1;
     }
 }
 
-/* Running slots, oldest first. */
+/* Running slots, the oldest first. */
 static uint32_t order_slots(yard_engine *e)
 {
     uint32_t n = 0;
@@ -67,7 +46,8 @@ static uint32_t order_slots(yard_engine *e)
 
         if (!e->running[slot])
             continue;
-        for (; at > 0 && e->started[e->order[at - 1]] > e->started[slot]; at--)
+        e->running[slot]->n_rows = 0;
+        for (; at > 0 && e->running[e->order[at - 1]]->order > e->running[slot]->order; at--)
             e->order[at] = e->order[at - 1];
         e->order[at] = slot;
         n++;
@@ -75,8 +55,8 @@ static uint32_t order_slots(yard_engine *e)
     return n;
 }
 
-/* Decodes first, one row each; what room is left goes to prompts, oldest first, as far as the
- * group's budget allows. */
+/* Decodes first, one row each, as far as there are pages: the oldest take those of the youngest.
+ * What room is left goes to prompts, the oldest first, as far as the group's budget allows. */
 static void gather_rows(yard_engine *e, uint32_t prefill_tokens)
 {
     yard_step *step = yard_model_step(e->model);
@@ -85,14 +65,20 @@ static void gather_rows(yard_engine *e, uint32_t prefill_tokens)
 
     step->n_tokens = 0;
     e->n_logit_rows = 0;
-    for (uint32_t i = 0; i < n; i++)
-        if (e->running[e->order[i]]->n_cached >= e->running[e->order[i]]->n_prompt)
+    for (uint32_t i = 0; i < n; i++) {
+        const sequence *seq = e->running[e->order[i]]; /* NULL: it was preempted */
+
+        if (seq && sequence_decodes(seq) && yard_engine_grow(e, e->order[i]))
             add_sequence(e, e->order[i], 1);
+    }
     end = (uint32_t)step->n_tokens;
     end = prefill_tokens < e->max_tokens - end ? end + prefill_tokens : e->max_tokens;
-    for (uint32_t i = 0; i < n && (uint32_t)step->n_tokens < end; i++)
-        if (e->running[e->order[i]]->n_cached < e->running[e->order[i]]->n_prompt)
+    for (uint32_t i = 0; i < n && (uint32_t)step->n_tokens < end; i++) {
+        const sequence *seq = e->running[e->order[i]];
+
+        if (seq && seq->n_rows == 0 && seq->n_cached < sequence_length(seq))
             add_sequence(e, e->order[i], end - (uint32_t)step->n_tokens);
+    }
 }
 
 bool yard_logits_are_finite(const float *logits, uint32_t n)
@@ -104,33 +90,33 @@ bool yard_logits_are_finite(const float *logits, uint32_t n)
     return sum == 0.0f;
 }
 
-static void mark_failed(yard_engine *e, const float *logits, bool *failed)
+static yard_sample_row sample_row(const sequence *seq)
 {
-    const uint32_t vocab = e->model_config.vocab;
-
-    for (uint32_t i = 0; i < e->n_logit_rows; i++)
-        failed[i] = !yard_logits_are_finite(logits + (size_t)i * vocab, vocab);
+    return (yard_sample_row){ .params = seq->params,
+                              .position = sequence_length(seq),
+                              .prompt = seq->token,
+                              .output = seq->token + seq->n_prompt,
+                              .n_prompt = seq->n_prompt,
+                              .n_output = seq->n_output,
+                              .bias_token = seq->bias_token,
+                              .bias_value = seq->bias_value,
+                              .n_bias = seq->n_bias };
 }
 
 static void sample(yard_engine *e)
 {
-    const float *logits;
+    const uint32_t vocab = e->model_config.vocab;
+    const float *logits = yard_model_logits(e->model, e->logit_row, e->n_logit_rows);
 
     for (uint32_t i = 0; i < e->n_logit_rows; i++) {
         const sequence *seq = e->running[e->logit_slot[i]];
+        const float *row = logits + (size_t)i * vocab;
 
-        e->sample_rows[i] = (yard_sample_row){ .params = seq->params,
-                                               .position = sequence_length(seq),
-                                               .prompt = seq->token,
-                                               .output = seq->token + seq->n_prompt,
-                                               .n_prompt = seq->n_prompt,
-                                               .n_output = seq->n_output,
-                                               .bias_token = seq->bias_token,
-                                               .bias_value = seq->bias_value,
-                                               .n_bias = seq->n_bias };
+        e->sample_rows[i] = sample_row(seq);
+        e->failed[i] = !yard_logits_are_finite(row, vocab);
+        if (seq->n_logprobs > 0)
+            memcpy(e->kept_logits + (size_t)i * vocab, row, vocab * sizeof(*row));
     }
-    logits = yard_model_logits(e->model, e->logit_row, e->n_logit_rows);
-    mark_failed(e, logits, e->failed);
     yard_model_sample(e->model, e->sample_rows, e->n_logit_rows, e->sampled);
 }
 
@@ -150,21 +136,24 @@ static bool ends(const yard_model_config *c, const sequence *seq, int32_t token)
 
 static void report_failure(yard_engine *e, uint32_t slot)
 {
-    const sequence *seq = e->running[slot];
+    sequence *seq = e->running[slot];
 
     yard_fail(&e->err, YARD_EFORMAT,
               "request %llu: logits after token %u are not finite numbers: the model's weights "
               "overflow",
               (unsigned long long)seq->id, sequence_length(seq) - 1);
-    yard_events_push(&e->events, (yard_event){ .id = seq->id, .finish = YARD_FINISH_ERROR });
+    yard_events_push(&e->events, yard_event_of(seq, YARD_FINISH_ERROR));
     yard_engine_release_slot(e, slot);
 }
 
-static void report(yard_engine *e, uint32_t slot, int32_t token)
+static void report(yard_engine *e, uint32_t slot, uint32_t row)
 {
     sequence *seq = e->running[slot];
-    yard_event event = { .id = seq->id, .n_tokens = 1, .token = token };
+    const int32_t token = e->sampled[row];
+    yard_event event = yard_event_of(seq, YARD_RUNNING);
 
+    event.n_tokens = 1;
+    event.token = token;
     seq->token[sequence_length(seq)] = token;
     seq->n_output++;
     e->n_output_tokens++;
@@ -172,9 +161,47 @@ static void report(yard_engine *e, uint32_t slot, int32_t token)
         event.finish = YARD_FINISH_STOP;
     else if (seq->n_output == seq->max_new)
         event.finish = YARD_FINISH_LENGTH;
+    if (seq->n_logprobs > 0)
+        yard_logprobs_add(e, &event, seq->n_logprobs,
+                          e->kept_logits + (size_t)row * e->model_config.vocab);
     yard_events_push(&e->events, event);
     if (event.finish != YARD_RUNNING)
         yard_engine_release_slot(e, slot);
+}
+
+/* Prompt tokens with log-probabilities; where the logits are no numbers, the request fails. */
+static void tell_prompts(yard_engine *e)
+{
+    for (uint32_t slot = 0; slot < e->max_seqs; slot++) {
+        const sequence *seq = e->running[slot];
+
+        if (!seq || seq->n_prompt_to_tell == 0 || yard_logprobs_tell_prompt(e, slot))
+            continue;
+        for (uint32_t i = 0; i < e->n_logit_rows; i++)
+            if (e->logit_slot[i] == slot) {
+                e->logit_slot[i] = e->logit_slot[--e->n_logit_rows];
+                e->logit_row[i] = e->logit_row[e->n_logit_rows];
+            }
+        report_failure(e, slot);
+    }
+}
+
+/* Of the step that ran. */
+static void take_results(yard_engine *e)
+{
+    for (uint32_t slot = 0; slot < e->max_seqs; slot++)
+        if (e->running[slot])
+            yard_cache_show(e, slot);
+    tell_prompts(e);
+    if (e->n_logit_rows > 0)
+        sample(e);
+    for (uint32_t i = 0; i < e->n_logit_rows; i++)
+        if (e->failed[i])
+            report_failure(e, e->logit_slot[i]);
+        else
+            report(e, e->logit_slot[i], i);
+    e->n_steps++;
+    yard_engine_check_accounts(e);
 }
 
 static const yard_schedule *const schedules[] = {
@@ -185,15 +212,18 @@ static const yard_schedule *const schedules[] = {
 
 yard_status yard_engine_step(yard_engine *e)
 {
-    yard_status st = yard_events_reserve(&e->events, yard_engine_live(e), &e->err);
+    /* A token and an end each; with them, what a step computes of prompts. */
+    const uint32_t n_events = 2 * (yard_engine_live(e) + 1) + (e->logprobs ? e->max_tokens : 0);
+    yard_status st = yard_events_reserve(&e->events, n_events, &e->err);
     yard_step_plan plan;
 
     if (st == YARD_OK)
         st = yard_group_plan(e, &plan);
     if (st != YARD_OK || !plan.runs)
         return st;
+    yard_events_forget_logprobs(e);
     yard_group_take_commands(e, plan.n_commands);
-    admit(e);
+    yard_engine_admit(e);
     gather_rows(e, plan.prefill_tokens);
     e->n_empty_steps += yard_model_step(e->model)->n_tokens == 0;
     st = yard_group_post(e);
@@ -204,13 +234,6 @@ yard_status yard_engine_step(yard_engine *e)
         st = yard_model_forward(e->model, schedules[plan.schedule], &e->err);
     if (st != YARD_OK)
         return yard_group_break(e, st);
-    if (e->n_logit_rows > 0)
-        sample(e);
-    for (uint32_t i = 0; i < e->n_logit_rows; i++)
-        if (e->failed[i])
-            report_failure(e, e->logit_slot[i]);
-        else
-            report(e, e->logit_slot[i], e->sampled[i]);
-    e->n_steps++;
+    take_results(e);
     return YARD_OK;
 }

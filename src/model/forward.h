@@ -103,6 +103,14 @@ void yard_model_sample(yard_model *model, const yard_sample_row *rows, uint32_t 
 yard_status yard_model_draft(yard_model *model, const yard_schedule *schedule,
                              const int32_t *next_token, int32_t n_rows, yard_error *err);
 
+/* A cache page of all layers, MTP's included, as bytes: layer by layer, [64, width] of the cache's
+ * dtype. Between steps. Errors: those of the device; YARD_ENOMEM (copy). */
+size_t yard_model_page_bytes(const yard_model *model);
+yard_status yard_model_read_page(yard_model *model, int32_t page, void *out, yard_error *err);
+yard_status yard_model_write_page(yard_model *model, int32_t page, const void *data,
+                                  yard_error *err);
+yard_status yard_model_copy_page(yard_model *model, int32_t from, int32_t to, yard_error *err);
+
 /* What a layer left behind, for tests: called after each layer of forward(). */
 typedef struct yard_layer_trace {
     uint32_t layer;
