@@ -19,15 +19,16 @@ enum {
     LANES = 16,
     CHUNK = 2 * LANES,     /* rows are padded with zeros to a multiple of it */
     MAX_TILE_ROWS = 64,    /* rows of x that a product holds at once */
-    PANEL_ROWS = 4,        /* rows of w decoded at once for them */
-    PANEL_K = 1024,        /* and so many columns of them, a multiple of YARD_GROUP */
+    PANEL_ROWS = 8,        /* rows of w decoded at once for them */
+    PANEL_K = 512,         /* and so many columns of them, a multiple of YARD_GROUP */
     FEW_ROWS = 4,          /* up to so many rows of x, w is decoded in registers instead */
     SQUARE_LANES = 64,     /* of a norm's sum: enough for a GPU to make the same sum at speed */
     MAX_TASK_COLUMNS = 256 /* of a task of linear */
 };
 
 /* x [n_x, n_k] and w [n_w, n_k], f32, rows padded. The sum over K may be cut at multiples of
- * YARD_GROUP: lanes [n_x, n_w, LANES] then carries the sums from one call to the next. */
+ * YARD_GROUP: lanes [n_x, n_w, LANES] then carries the sums from one call to the next. With scales
+ * it is cut: n_k <= PANEL_K. */
 typedef struct dot_args {
     const float *x, *w;
     size_t x_ld, w_ld;
@@ -73,8 +74,11 @@ typedef struct fp8_dot_args {
 } fp8_dot_args;
 
 enum {
-    FP8_DOT_SCRATCH = PANEL_ROWS * PANEL_K * 2 + MAX_TILE_ROWS * PANEL_ROWS * LANES * 4 +
-                      MAX_TILE_ROWS * (PANEL_K / YARD_GROUP) * 4
+    FP8_PANEL_ROWS = 4,
+    FP8_PANEL_K = 1024,
+    FP8_DOT_SCRATCH = FP8_PANEL_ROWS * FP8_PANEL_K * 2 +
+                      MAX_TILE_ROWS * FP8_PANEL_ROWS * LANES * 4 +
+                      MAX_TILE_ROWS * (FP8_PANEL_K / YARD_GROUP) * 4
 };
 
 typedef struct cpu_kernels {
@@ -106,6 +110,10 @@ extern const cpu_kernels yard_cpu_kernels_c;
 extern const cpu_kernels yard_cpu_kernels_avx2;
 extern const cpu_kernels yard_cpu_kernels_avx512;
 extern const cpu_kernels yard_cpu_kernels_amx; /* not the definition's bits: see fp8_amx.c */
+/* Of dot_avx2.c and raw_avx2.c. */
+void yard_cpu_dot_avx2(const dot_args *a);
+void yard_cpu_raw_dot_avx2(const raw_dot_args *a);
+void yard_cpu_decode_pairs_avx2(yard_dtype dtype, const void *src, uint32_t n, float *dst);
 /* Of kernels_avx2.c, for AVX-512 too. */
 void yard_cpu_scale_avx2(float *acc, uint32_t n, float f);
 float yard_cpu_sum_squares_avx2(const float *x, uint32_t n);

@@ -8,7 +8,7 @@
 
 #include "ops/cpu/widen_avx512.h"
 
-enum { TILE_X = 3, TILE_W = PANEL_ROWS, PANEL_GROUPS = PANEL_K / YARD_GROUP };
+enum { TILE_X = 3, TILE_W = FP8_PANEL_ROWS, PANEL_GROUPS = FP8_PANEL_K / YARD_GROUP };
 
 INLINE __m512bh load_bf16(const uint16_t *x)
 {
@@ -89,8 +89,8 @@ INLINE void few_rows(const fp8_dot_args *a, const code_tables *t, int mx, int nw
 
 /* What scratch holds. */
 typedef struct panel {
-    uint16_t *w;  /* [PANEL_ROWS, PANEL_K] */
-    float *lanes; /* [MAX_TILE_ROWS, PANEL_ROWS, LANES] */
+    uint16_t *w;  /* [FP8_PANEL_ROWS, FP8_PANEL_K] */
+    float *lanes; /* [MAX_TILE_ROWS, FP8_PANEL_ROWS, LANES] */
     float *scale; /* [MAX_TILE_ROWS, PANEL_GROUPS] of x times w */
     uint32_t n_w, n_k;
     bool first, last; /* columns of the row */
@@ -101,13 +101,13 @@ static void decode_panel(const fp8_dot_args *a, const code_tables *t, const pane
 {
     for (uint32_t n = 0; n < p->n_w; n++) {
         const uint8_t *w = a->w + (n0 + n) * a->w_ld + k0;
-        uint16_t *dst = p->w + (size_t)n * PANEL_K;
+        uint16_t *dst = p->w + (size_t)n * FP8_PANEL_K;
 
         for (uint32_t k = 0; k < p->n_k; k += STEP) {
             const bf16_step v = widen_codes(t, load_codes(w + k, p->n_k - k));
             _mm512_store_si512(dst + k, v.at[0]);
             _mm512_store_si512(dst + k + CHUNK, v.at[1]);
-            _mm_prefetch((const char *)(w + PANEL_ROWS * a->w_ld + k), _MM_HINT_T1);
+            _mm_prefetch((const char *)(w + FP8_PANEL_ROWS * a->w_ld + k), _MM_HINT_T1);
         }
     }
     for (uint32_t m = 0; m < a->n_x; m++)
@@ -126,7 +126,7 @@ INLINE void many_tile(const fp8_dot_args *a, const panel *p, uint32_t m0, uint32
         for (int n = 0; n < nw; n++)
             outer[m][n] = p->first
                               ? _mm512_setzero_ps()
-                              : _mm512_loadu_ps(p->lanes + ((m0 + m) * PANEL_ROWS + n) * LANES);
+                              : _mm512_loadu_ps(p->lanes + ((m0 + m) * FP8_PANEL_ROWS + n) * LANES);
     for (uint32_t k = 0, group = 0; k < p->n_k; k += YARD_GROUP, group++) {
         const uint32_t end =
             p->n_k - k < YARD_GROUP ? (p->n_k + STEP - 1) / STEP * STEP : k + YARD_GROUP;
@@ -138,7 +138,7 @@ INLINE void many_tile(const fp8_dot_args *a, const panel *p, uint32_t m0, uint32
         for (uint32_t i = k; i < end; i += CHUNK) {
             __m512bh wv[TILE_W];
             for (int n = 0; n < nw; n++) {
-                wv[n] = load_bf16(p->w + n * PANEL_K + i);
+                wv[n] = load_bf16(p->w + n * FP8_PANEL_K + i);
                 IN_REGISTER(wv[n]);
             }
             for (int m = 0; m < mx; m++) {
@@ -158,7 +158,7 @@ INLINE void many_tile(const fp8_dot_args *a, const panel *p, uint32_t m0, uint32
             if (p->last)
                 a->y[(m0 + m) * a->y_ld + n0 + n] = add_lanes(outer[m][n]);
             else
-                _mm512_storeu_ps(p->lanes + ((m0 + m) * PANEL_ROWS + n) * LANES, outer[m][n]);
+                _mm512_storeu_ps(p->lanes + ((m0 + m) * FP8_PANEL_ROWS + n) * LANES, outer[m][n]);
         }
 }
 
@@ -178,7 +178,7 @@ INLINE void many_columns(const fp8_dot_args *a, const panel *p, uint32_t k0, uin
 static __attribute__((noinline)) void many_whole(const fp8_dot_args *a, const panel *p, uint32_t k0,
                                                  uint32_t n0)
 {
-    many_columns(a, p, k0, n0, PANEL_ROWS);
+    many_columns(a, p, k0, n0, FP8_PANEL_ROWS);
 }
 
 static __attribute__((noinline)) void many_single(const fp8_dot_args *a, const panel *p,
@@ -191,18 +191,18 @@ static void many_rows(const fp8_dot_args *a, const code_tables *t)
 {
     panel p = { .w = a->scratch };
 
-    p.lanes = (float *)(void *)(p.w + PANEL_ROWS * PANEL_K);
-    p.scale = p.lanes + MAX_TILE_ROWS * PANEL_ROWS * LANES;
+    p.lanes = (float *)(void *)(p.w + FP8_PANEL_ROWS * FP8_PANEL_K);
+    p.scale = p.lanes + MAX_TILE_ROWS * FP8_PANEL_ROWS * LANES;
     /* whole panels, then single rows of w */
-    for (uint32_t n = 0, n_w = PANEL_ROWS; n < a->n_w; n += n_w) {
-        n_w = a->n_w - n < PANEL_ROWS ? 1 : PANEL_ROWS;
-        for (uint32_t k = 0; k < a->n_k; k += PANEL_K) {
+    for (uint32_t n = 0, n_w = FP8_PANEL_ROWS; n < a->n_w; n += n_w) {
+        n_w = a->n_w - n < FP8_PANEL_ROWS ? 1 : FP8_PANEL_ROWS;
+        for (uint32_t k = 0; k < a->n_k; k += FP8_PANEL_K) {
             p.n_w = n_w;
-            p.n_k = a->n_k - k < PANEL_K ? a->n_k - k : PANEL_K;
+            p.n_k = a->n_k - k < FP8_PANEL_K ? a->n_k - k : FP8_PANEL_K;
             p.first = k == 0;
             p.last = k + p.n_k == a->n_k;
             decode_panel(a, t, &p, n, k);
-            if (p.n_w == PANEL_ROWS)
+            if (p.n_w == FP8_PANEL_ROWS)
                 many_whole(a, &p, k, n);
             else
                 many_single(a, &p, k, n);

@@ -8,7 +8,7 @@
 
 #include "ops/cpu/widen_avx512.h"
 
-enum { TILE_X = 3, TILE_W = PANEL_ROWS };
+enum { TILE_X = 3, TILE_W = 4 };
 
 /* ---- dot products ---------------------------------------------------------------------- */
 
@@ -77,26 +77,33 @@ INLINE void dot_tile(const dot_args *a, uint32_t m0, uint32_t n0, int mx, int nw
         }
 }
 
-INLINE void dot_columns(const dot_args *a, uint32_t n0, int nw)
+INLINE void dot_rows(const dot_args *a, uint32_t m0, uint32_t n0, uint32_t n_w, int mx)
+{
+    uint32_t n = 0;
+
+    for (; n + TILE_W <= n_w; n += TILE_W)
+        dot_tile(a, m0, n0 + n, mx, TILE_W);
+    for (; n < n_w; n++)
+        dot_tile(a, m0, n0 + n, mx, 1);
+}
+
+/* Rows of x from the second cache, three at a time, meet PANEL_ROWS rows of w in the first. */
+static void dot_block(const dot_args *a, uint32_t n0, uint32_t n_w)
 {
     uint32_t m = 0;
 
     for (; m + 3 <= a->n_x; m += 3)
-        dot_tile(a, m, n0, 3, nw);
+        dot_rows(a, m, n0, n_w, 3);
     if (m + 2 <= a->n_x)
-        dot_tile(a, m, n0, 2, nw);
+        dot_rows(a, m, n0, n_w, 2);
     else if (m < a->n_x)
-        dot_tile(a, m, n0, 1, nw);
+        dot_rows(a, m, n0, n_w, 1);
 }
 
 static void dot(const dot_args *a)
 {
-    uint32_t n = 0;
-
-    for (; n + 4 <= a->n_w; n += 4)
-        dot_columns(a, n, 4);
-    for (; n < a->n_w; n++)
-        dot_columns(a, n, 1);
+    for (uint32_t n = 0; n < a->n_w; n += PANEL_ROWS)
+        dot_block(a, n, a->n_w - n < PANEL_ROWS ? a->n_w - n : PANEL_ROWS);
 }
 
 /* ---- stored weights -------------------------------------------------------------------- */

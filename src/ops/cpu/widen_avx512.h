@@ -10,10 +10,6 @@
 
 enum { STEP = 64 }; /* codes widened at once */
 
-/* The value stays in a register: a compiler would rather load it again for every use, and loads are
- * what products have too many of. */
-#define IN_REGISTER(v) __asm__("" : "+v"(v))
-
 /* The codes of one exponent above 0. */
 #define BF16_EIGHT(exponent)                                                                       \
     ((exponent) + 120) << 7, ((exponent) + 120) << 7 | 0x10, ((exponent) + 120) << 7 | 0x20,       \

@@ -1,0 +1,272 @@
+/* AVX2 + FMA + F16C: weights as they are stored, decoded into memory or, for few rows of x, in
+ * registers. */
+#include "ops/cpu/cpu.h"
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+#include "ops/cpu/lanes_avx2.h"
+
+/* LANES partial sums. */
+typedef struct lanes {
+    __m256 half[2];
+} lanes;
+
+INLINE lanes zero_lanes(void)
+{
+    return (lanes){ { _mm256_setzero_ps(), _mm256_setzero_ps() } };
+}
+
+INLINE float add_halves(lanes v)
+{
+    return add_eight(_mm256_add_ps(v.half[0], v.half[1]));
+}
+
+INLINE lanes scale_lanes(lanes v, float f, lanes acc)
+{
+    const __m256 fv = _mm256_set1_ps(f);
+
+    acc.half[0] = _mm256_fmadd_ps(v.half[0], fv, acc.half[0]);
+    acc.half[1] = _mm256_fmadd_ps(v.half[1], fv, acc.half[1]);
+    return acc;
+}
+
+/* A CHUNK of stored elements in pairs: [0] the odd ones, [1] the even ones. */
+typedef struct pairs {
+    lanes at[2];
+} pairs;
+
+/* 16 words, a code in the high byte of each, to halves' bits: sign, exponent and mantissa one place
+ * down, whose value is 2^-8 of the code's. */
+INLINE __m256i half_bits(__m256i high_codes)
+{
+    return _mm256_and_si256(_mm256_srai_epi16(high_codes, 1), _mm256_set1_epi16((short)0xbf80));
+}
+
+INLINE lanes widen_halves(__m256i halves)
+{
+    return (lanes){ { _mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+                      _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)) } };
+}
+
+INLINE pairs load_fp8(const uint8_t *w)
+{
+    const __m256i words = _mm256_loadu_si256((const __m256i *)(const void *)w);
+
+    return (pairs){ { widen_halves(half_bits(words)),
+                      widen_halves(half_bits(_mm256_slli_epi16(words, 8))) } };
+}
+
+INLINE pairs load_bf16(const uint16_t *w)
+{
+    const __m256i high = _mm256_set1_epi32((int)0xffff0000u);
+    pairs p;
+
+    for (int h = 0; h < 2; h++) {
+        const __m256i two = _mm256_loadu_si256((const __m256i *)(const void *)(w + 16 * h));
+        p.at[0].half[h] = _mm256_castsi256_ps(_mm256_and_si256(two, high));
+        p.at[1].half[h] = _mm256_castsi256_ps(_mm256_slli_epi32(two, 16));
+    }
+    return p;
+}
+
+/* Sixteen consecutive values; which says odd (1) or even (0). */
+INLINE __m256 every_other(__m256 low, __m256 high, int which)
+{
+    const __m256 mixed =
+        which ? _mm256_shuffle_ps(low, high, 0xdd) : _mm256_shuffle_ps(low, high, 0x88);
+
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(mixed), 0xd8));
+}
+
+INLINE pairs from_plain(const __m256 v[4])
+{
+    pairs p;
+
+    for (int h = 0; h < 2; h++) {
+        p.at[0].half[h] = every_other(v[2 * h], v[2 * h + 1], 1);
+        p.at[1].half[h] = every_other(v[2 * h], v[2 * h + 1], 0);
+    }
+    return p;
+}
+
+/* FP8 times 2^-8. */
+INLINE pairs load_pairs(yard_dtype dtype, const uint8_t *w)
+{
+    __m256 v[4];
+
+    switch (dtype) {
+    case YARD_FP8_E4M3:
+        return load_fp8(w);
+    case YARD_BF16:
+        return load_bf16((const uint16_t *)(const void *)w);
+    case YARD_F16:
+        for (int i = 0; i < 4; i++)
+            v[i] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(w + 16 * i)));
+        return from_plain(v);
+    default:
+        for (int i = 0; i < 4; i++)
+            v[i] = _mm256_loadu_ps((const float *)(const void *)(w + 32 * i));
+        return from_plain(v);
+    }
+}
+
+INLINE size_t bytes_of(yard_dtype dtype)
+{
+    return dtype == YARD_FP8_E4M3 ? 1 : dtype == YARD_F32 ? 4 : 2;
+}
+
+/* The last elements, which fill no chunk: through a padded copy, since the stored row may end at
+ * the end of the mapping. */
+INLINE pairs load_rest(yard_dtype dtype, const uint8_t *w, uint32_t n)
+{
+    _Alignas(32) uint8_t last[CHUNK * 4] = { 0 };
+
+    memcpy(last, w, n * bytes_of(dtype));
+    return load_pairs(dtype, last);
+}
+
+INLINE void decode_dtype(yard_dtype dtype, const uint8_t *src, uint32_t n, float *dst)
+{
+    const __m256 factor = _mm256_set1_ps(dtype == YARD_FP8_E4M3 ? FP8_FACTOR : 1.0f);
+
+    for (uint32_t i = 0; i < n; i += CHUNK) {
+        const uint8_t *at = src + i * bytes_of(dtype);
+        const pairs p = n - i >= CHUNK ? load_pairs(dtype, at) : load_rest(dtype, at, n - i);
+        for (int v = 0; v < 4; v++)
+            _mm256_storeu_ps(dst + i + 8 * v, _mm256_mul_ps(p.at[v / 2].half[v % 2], factor));
+    }
+}
+
+void yard_cpu_decode_pairs_avx2(yard_dtype dtype, const void *src, uint32_t n, float *dst)
+{
+    switch (dtype) {
+    case YARD_FP8_E4M3:
+        decode_dtype(YARD_FP8_E4M3, src, n, dst);
+        break;
+    case YARD_BF16:
+        decode_dtype(YARD_BF16, src, n, dst);
+        break;
+    case YARD_F16:
+        decode_dtype(YARD_F16, src, n, dst);
+        break;
+    default:
+        decode_dtype(YARD_F32, src, n, dst);
+    }
+}
+
+enum { RAW_TILE_W = 4 };
+
+INLINE void raw_step(const raw_dot_args *a, pairs p, uint32_t k, int mx, int n,
+                     lanes lane[FEW_ROWS][RAW_TILE_W])
+{
+    for (int m = 0; m < mx; m++)
+        for (int v = 0; v < 4; v++) {
+            const __m256 xv = _mm256_loadu_ps(a->x + m * a->x_ld + k + 8 * v);
+            lane[m][n].half[v % 2] =
+                _mm256_fmadd_ps(xv, p.at[v / 2].half[v % 2], lane[m][n].half[v % 2]);
+        }
+}
+
+/* Adds x[m] . w[n] over [k, end) to the lanes. */
+INLINE void raw_span(const raw_dot_args *a, const uint8_t *const *w, uint32_t k, uint32_t end,
+                     int mx, int nw, yard_dtype dtype, lanes lane[FEW_ROWS][RAW_TILE_W])
+{
+    for (; k + CHUNK <= end; k += CHUNK)
+        for (int n = 0; n < nw; n++) {
+            const uint8_t *at = w[n] + k * bytes_of(dtype);
+
+            /* the same columns of the next rows: the memory's own prefetchers lose a row's end */
+            _mm_prefetch((const char *)(at + (size_t)nw * a->w_ld * bytes_of(dtype)), _MM_HINT_T1);
+            if (dtype != YARD_FP8_E4M3)
+                _mm_prefetch((const char *)(at + (size_t)nw * a->w_ld * bytes_of(dtype) + 64),
+                             _MM_HINT_T1);
+            raw_step(a, load_pairs(dtype, at), k, mx, n, lane);
+        }
+    if (k < end)
+        for (int n = 0; n < nw; n++)
+            raw_step(a, load_rest(dtype, w[n] + k * bytes_of(dtype), end - k), k, mx, n, lane);
+}
+
+INLINE void raw_scaled(const raw_dot_args *a, const uint8_t *const *w, uint32_t n0, int mx, int nw,
+                       yard_dtype dtype, lanes outer[FEW_ROWS][RAW_TILE_W])
+{
+    const float factor = dtype == YARD_FP8_E4M3 ? FP8_FACTOR : 1.0f;
+
+    for (uint32_t k = 0, group = 0; k < a->n_k; k += YARD_GROUP, group++) {
+        const uint32_t end = a->n_k - k < YARD_GROUP ? a->n_k : k + YARD_GROUP;
+        lanes lane[FEW_ROWS][RAW_TILE_W];
+
+        for (int m = 0; m < mx; m++)
+            for (int n = 0; n < nw; n++)
+                lane[m][n] = zero_lanes();
+        raw_span(a, w, k, end, mx, nw, dtype, lane);
+        for (int m = 0; m < mx; m++)
+            for (int n = 0; n < nw; n++) {
+                const float ws = a->w_scale[n0 + n][group];
+                const float f = a->x_scale ? a->x_scale[m * a->x_scale_ld + group] * ws : ws;
+                outer[m][n] = scale_lanes(lane[m][n], f * factor, outer[m][n]);
+            }
+    }
+}
+
+INLINE void raw_tile(const raw_dot_args *a, uint32_t n0, int mx, int nw, yard_dtype dtype)
+{
+    const uint8_t *w[RAW_TILE_W];
+    lanes outer[FEW_ROWS][RAW_TILE_W];
+
+    for (int n = 0; n < nw; n++)
+        w[n] = (const uint8_t *)a->w + (n0 + n) * a->w_ld * bytes_of(dtype);
+    for (int m = 0; m < mx; m++)
+        for (int n = 0; n < nw; n++)
+            outer[m][n] = zero_lanes();
+    if (a->w_scale)
+        raw_scaled(a, w, n0, mx, nw, dtype, outer);
+    else
+        raw_span(a, w, 0, a->n_k, mx, nw, dtype, outer);
+    for (int m = 0; m < mx; m++)
+        for (int n = 0; n < nw; n++)
+            a->y[m * a->y_ld + n0 + n] = add_halves(outer[m][n]);
+}
+
+/* As many rows of w at once as leave the sums in registers. */
+INLINE void raw_rows(const raw_dot_args *a, int mx, int nw, yard_dtype dtype)
+{
+    uint32_t n = 0;
+
+    for (; n + (uint32_t)nw <= a->n_w; n += (uint32_t)nw)
+        raw_tile(a, n, mx, nw, dtype);
+    for (; n < a->n_w; n++)
+        raw_tile(a, n, mx, 1, dtype);
+}
+
+INLINE void raw_dot_dtype(const raw_dot_args *a, yard_dtype dtype)
+{
+    if (a->n_x == 1)
+        raw_rows(a, 1, 4, dtype);
+    else if (a->n_x == 2)
+        raw_rows(a, 2, 2, dtype);
+    else if (a->n_x == 3)
+        raw_rows(a, 3, 1, dtype);
+    else
+        raw_rows(a, 4, 1, dtype);
+}
+
+void yard_cpu_raw_dot_avx2(const raw_dot_args *a)
+{
+    /* Unscaled FP8 does not exist in checkpoints: the factor above relies on that. */
+    switch (a->w_dtype) {
+    case YARD_FP8_E4M3:
+        raw_dot_dtype(a, YARD_FP8_E4M3);
+        break;
+    case YARD_BF16:
+        raw_dot_dtype(a, YARD_BF16);
+        break;
+    case YARD_F16:
+        raw_dot_dtype(a, YARD_F16);
+        break;
+    default:
+        raw_dot_dtype(a, YARD_F32);
+    }
+}
+
+#endif
