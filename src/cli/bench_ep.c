@@ -19,6 +19,7 @@ enum {
     KEY_MODES,
     KEY_LAYOUTS,
     KEY_LAUNCHES,
+    KEY_PEER,
     KEY_ROUTING,
     KEY_REPEAT
 };
@@ -40,7 +41,7 @@ typedef struct choice {
 typedef struct ep_bench {
     yard_bench_ep_settings settings;
     choice transports, modes, layouts, launches;
-    bool json, cuda, transports_given, tokens_given, launches_given;
+    bool json, cuda, nccl, transports_given, tokens_given, launches_given;
 
     bool namespaces;
     /* what memcpy took, if it was measured */
@@ -122,6 +123,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_RANKS:
         st = parse_u32("--ranks", arg, YARD_BENCH_EP_MAX_RANKS, &s->n_ranks, &err);
         break;
+    case KEY_PEER:
+        b->nccl = true;
+        if (strcmp(arg, "nccl") != 0)
+            argp_error(state, "--peer: want nccl, got '%s'", arg);
+        break;
     case KEY_ROUTING:
         s->grouped = !strcmp(arg, "grouped");
         if (!s->grouped && strcmp(arg, "uniform") != 0)
@@ -165,8 +171,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         check_shape(state, s);
         if (b->cuda && b->transports_given)
             argp_error(state, "--transports: are those of --device cpu; cuda has nvlink");
-        if (!b->cuda && b->launches_given)
-            argp_error(state, "--launch: wants --device cuda");
+        if (!b->cuda && (b->launches_given || b->nccl))
+            argp_error(state, "%s: wants --device cuda", b->nccl ? "--peer" : "--launch");
         if (b->cuda && !b->tokens_given)
             s->tokens = gpu_tokens;
         break;
@@ -195,6 +201,7 @@ static const struct argp_option option_list[] = {
     { "routing", KEY_ROUTING, "KIND", 0,
       "uniform (default), or grouped: a token's experts from 4 of 8 groups, as DeepSeek-V3's", 0 },
     { "launch", KEY_LAUNCHES, "LIST", 0, "cuda: graph, single, cold (default: all)", 0 },
+    { "peer", KEY_PEER, "NAME", 0, "cuda: nccl: also its padded all-to-alls, up to 256 tokens", 0 },
     { "repeat", KEY_REPEAT, "N", 0,
       "Timed repeats of a case (default 200); a case ends after 3 s if it has 5", 0 },
     { "json", 'j', NULL, 0, "One JSON object a row", 0 },
@@ -228,6 +235,7 @@ static const struct argp ep_argp = {
         "nvlink (--device cuda): rows bf16, FP8 on the wire, results bf16; ranks take the GPUs in "
         "turn. Launch \"graph\": mean pair of replays; \"single\": one pair call by call; "
         "\"cold\": other data pass through the cache before each call, their time taken out.\n"
+        "nccl (--peer nccl): two all-to-alls with room for every token and expert, in a graph.\n"
         "What cannot be opened here is named on stderr and left out.\n\n" YARD_BENCH_EP_FORMULA "\n"
         "Examples:\n"
         "  switchyard bench ep --device cpu\n"
@@ -387,6 +395,22 @@ static yard_status run_mpi(ep_bench *b, yard_error *err)
     return st;
 }
 
+/* Its bytes grow with experts times tokens: beyond some there is no sense in it. */
+static yard_status run_nccl(ep_bench *b, yard_error *err)
+{
+    enum { MOST = 256 };
+    const yard_bench_list all = b->settings.tokens;
+    yard_status st;
+
+    b->settings.tokens.n = 0;
+    for (uint32_t i = 0; i < all.n; i++)
+        if (all.value[i] <= MOST)
+            b->settings.tokens.value[b->settings.tokens.n++] = all.value[i];
+    st = run_group(b, &yard_bench_ep_nccl, false, false, err);
+    b->settings.tokens = all;
+    return left_out("nccl", "padded", st, err);
+}
+
 static yard_status run_cuda(ep_bench *b, yard_error *err)
 {
     yard_status st = YARD_OK;
@@ -394,7 +418,7 @@ static yard_status run_cuda(ep_bench *b, yard_error *err)
     for (int i = 0; i < YARD_BENCH_EP_N_LAUNCHES && st == YARD_OK; i++)
         if (b->launches.has[i])
             st = run_peer(b, &yard_bench_ep_nvlink[i], err);
-    return st;
+    return st == YARD_OK && b->nccl ? run_nccl(b, err) : st;
 }
 
 static yard_status run_all(ep_bench *b, yard_error *err)

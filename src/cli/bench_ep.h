@@ -40,10 +40,11 @@ typedef struct yard_bench_ep_rank {
     const yard_bench_ep_settings *settings;
     uint32_t rank, max_tokens;
     bool partial, flat;
-    char device[64];          /* the name of its GPU; "": none */
-    const char *host;         /* address of this rank */
-    const char *rendezvous;   /* of the library's transports */
-    _Atomic uint32_t *port;   /* shared by the ranks; 0 until somebody writes it */
+    char device[64];        /* the name of its GPU; "": none */
+    const char *host;       /* address of this rank */
+    const char *rendezvous; /* of the library's transports */
+    _Atomic uint32_t *port; /* shared by the ranks; 0 until somebody writes it */
+    uint8_t *group_id;      /* [YARD_EP_NCCL_ID_BYTES] shared by the ranks; port says it is there */
     yard_bench_ep_data *data; /* of the current number of tokens */
     void *impl;
 } yard_bench_ep_rank;
@@ -76,7 +77,7 @@ extern const yard_bench_ep_peer yard_bench_ep_shm, yard_bench_ep_shm_copied, yar
     yard_bench_ep_libfabric, yard_bench_ep_rank_copies, yard_bench_ep_node_copies,
     yard_bench_ep_memcpy, yard_bench_ep_socket, yard_bench_ep_pingpong;
 enum { YARD_BENCH_EP_N_LAUNCHES = 3 };
-extern const yard_bench_ep_peer yard_bench_ep_nvlink[YARD_BENCH_EP_N_LAUNCHES];
+extern const yard_bench_ep_peer yard_bench_ep_nvlink[YARD_BENCH_EP_N_LAUNCHES], yard_bench_ep_nccl;
 
 typedef struct yard_bench_ep_group {
     const yard_bench_ep_settings *settings;

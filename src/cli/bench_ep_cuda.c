@@ -1,12 +1,14 @@
 /* The library on GPUs in `switchyard bench ep --device cuda`: bf16 rows in, FP8 on the wire, bf16
  * back and out. Each number of tokens is a group of its own, as large as it must be. The device
  * times itself: a sample is the mean pair of a graph's replay, or one pair call by call. */
+#include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "cli/bench_ep.h"
 #include "ep/ep.h"
 
-enum { N_SETS = 4, MAX_SETS_TOKENS = 256, PAIRS = 20, LARGE_PAIRS = 4 };
+enum { N_SETS = 4, MAX_SETS_TOKENS = 256, PAIRS = 20, LARGE_PAIRS = 4, MAX_NCCL_SMALL = 16 };
 
 typedef struct gpu_side {
     yard_ep *ep;
@@ -275,3 +277,122 @@ const yard_bench_ep_peer yard_bench_ep_nvlink[] = {
     GPU_PEER("single", time_single, .network = false),
     GPU_PEER("cold", time_cold, .pair_only = true),
 };
+
+/* ---- NCCL: room for every token and expert of a rank travels, as where nobody counts --------- */
+
+typedef struct nccl_side {
+    yard_ep_bench *bench; /* of the current number of tokens */
+    uint32_t number;      /* of its group */
+} nccl_side;
+
+/* A new group for each number of tokens; rank 0 makes its id, and port counts them. */
+static yard_status share_id(yard_bench_ep_rank *r, uint32_t number, yard_error *err)
+{
+    const uint64_t until_us = yard_now_us() + YARD_BENCH_EP_TIMEOUT_US;
+    yard_status st = YARD_OK;
+
+    if (r->rank == 0) {
+        st = yard_ep_nccl_id(r->group_id, err);
+        atomic_store(r->port, st == YARD_OK ? number : UINT32_MAX);
+    }
+    while (atomic_load(r->port) < number && yard_now_us() < until_us)
+        sched_yield();
+    if (st == YARD_OK && (atomic_load(r->port) < number || atomic_load(r->port) == UINT32_MAX))
+        st = yard_fail(err, YARD_ENOTSUP, "nccl: rank 0 could not begin");
+    return st;
+}
+
+static yard_status prepare_nccl(yard_bench_ep_rank *r, yard_error *err)
+{
+    const yard_bench_ep_data *d = r->data;
+    const size_t room = (size_t)d->n_local * d->shape.n_tokens;
+    nccl_side *s = r->impl;
+    const yard_ep_nccl_config config = { .id = r->group_id,
+                                         .n_ranks = d->shape.n_ranks,
+                                         .rank = r->rank,
+                                         .dispatch_bytes = room * yard_bench_ep_row_bytes(d),
+                                         .combine_bytes = room * yard_bench_ep_result_bytes(d) };
+    yard_status st;
+
+    yard_ep_bench_destroy(s->bench);
+    s->bench = NULL;
+    st = share_id(r, ++s->number, err);
+    return st == YARD_OK ? yard_ep_bench_create_nccl(&s->bench, &config, err) : st;
+}
+
+static yard_status open_nccl(yard_bench_ep_rank *r, yard_error *err)
+{
+    const yard_status st = open_device(r, err);
+
+    free(r->impl);
+    r->impl = calloc(1, sizeof(nccl_side));
+    return st == YARD_OK && !r->impl ? yard_fail(err, YARD_ENOMEM, "bench: no memory") : st;
+}
+
+static yard_status exchange_nccl(yard_bench_ep_rank *r, yard_error *err)
+{
+    nccl_side *s = r->impl;
+
+    return yard_ep_bench_nccl_check(s->bench, err);
+}
+
+static yard_status time_nccl(yard_bench_ep_rank *r, double *samples_us, uint32_t *n,
+                             yard_error *err)
+{
+    const uint32_t n_repeats = (uint32_t)r->settings->n_repeats;
+    const bool large = r->data->shape.n_tokens > MAX_NCCL_SMALL;
+    const yard_ep_bench_plan plan = { .launch = YARD_EP_BENCH_GRAPH,
+                                      .n_samples = n_repeats,
+                                      .n_pairs = large ? LARGE_PAIRS : PAIRS,
+                                      .phases = true };
+    nccl_side *s = r->impl;
+
+    *n = n_repeats;
+    return yard_ep_bench_time(s->bench, &plan, samples_us + (size_t)YARD_BENCH_EP_PAIR * n_repeats,
+                              samples_us + (size_t)YARD_BENCH_EP_DISPATCH * n_repeats,
+                              samples_us + (size_t)YARD_BENCH_EP_COMBINE * n_repeats, err);
+}
+
+static void poison_nccl(yard_bench_ep_rank *r)
+{
+}
+
+/* Every exchange outside of the timing has been checked already. */
+static bool check_nccl(yard_bench_ep_rank *r, yard_error *err)
+{
+    return true;
+}
+
+static double bytes_nccl(const yard_bench_ep_rank *r, int phase)
+{
+    const yard_bench_ep_data *d = r->data;
+    const double room = (double)d->n_local * d->shape.n_tokens * d->shape.n_ranks;
+    const double dispatched = room * (double)yard_bench_ep_row_bytes(d);
+    const double combined = room * (double)yard_bench_ep_result_bytes(d);
+
+    return (phase != YARD_BENCH_EP_COMBINE ? dispatched : 0) +
+           (phase != YARD_BENCH_EP_DISPATCH ? combined : 0);
+}
+
+static void close_nccl(yard_bench_ep_rank *r)
+{
+    nccl_side *s = r->impl;
+
+    if (s)
+        yard_ep_bench_destroy(s->bench);
+    free(s);
+    r->impl = NULL;
+}
+
+const yard_bench_ep_peer yard_bench_ep_nccl = { .name = "nccl",
+                                                .variant = "padded",
+                                                .launch = "graph",
+                                                .open = open_nccl,
+                                                .prepare = prepare_nccl,
+                                                .dispatch = exchange_nccl,
+                                                .combine = combine,
+                                                .measure = time_nccl,
+                                                .poison = poison_nccl,
+                                                .check = check_nccl,
+                                                .close = close_nccl,
+                                                .bytes = bytes_nccl };

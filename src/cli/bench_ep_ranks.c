@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "cli/bench_ep.h"
+#include "ep/ep.h"
 
 enum { SPINS_BEFORE_YIELD = 20000, RENDEZVOUS_PORT = 29417 };
 
@@ -23,6 +24,7 @@ typedef struct shared {
     _Atomic uint32_t n_opened;              /* ranks whose peer is open */
     _Atomic uint32_t stop_at;               /* repeats of the current case; rank 0 shortens it */
     _Atomic uint32_t port;
+    uint8_t group_id[YARD_EP_NCCL_ID_BYTES];
     char rendezvous[64];
 } shared;
 
@@ -254,7 +256,8 @@ static yard_status rank_main(group *g, uint32_t rank, yard_error *err)
                              .flat = g->g->flat,
                              .host = g->g->namespaces ? yard_bench_ep_link_host(rank) : "127.0.0.1",
                              .rendezvous = g->shared->rendezvous,
-                             .port = &g->shared->port };
+                             .port = &g->shared->port,
+                             .group_id = g->shared->group_id };
     yard_status st;
 
     pin(rank, g->n_ranks);

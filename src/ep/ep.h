@@ -94,4 +94,26 @@ yard_status yard_ep_bench_exchange(yard_ep_bench *b, uint32_t set_idx, void *exp
                                    float *expert_x_scale, int32_t *expert_count, int32_t *row_index,
                                    void *y, yard_error *err);
 
+/* ---- padded all-to-alls by NCCL, for comparison -------------------------------------------- */
+
+enum { YARD_EP_NCCL_ID_BYTES = 128 };
+
+/* id [YARD_EP_NCCL_ID_BYTES] names a group of ranks. Errors: YARD_ENOTSUP without CUDA or NCCL. */
+yard_status yard_ep_nccl_id(uint8_t *id, yard_error *err);
+
+typedef struct yard_ep_nccl_config {
+    const uint8_t *id; /* of rank 0's making */
+    uint32_t n_ranks, rank;
+    size_t dispatch_bytes, combine_bytes; /* that a rank sends to each rank, itself included */
+} yard_ep_nccl_config;
+
+/* A bench whose dispatch and combine are all-to-alls of these sizes: for yard_ep_bench_time(),
+ * yard_ep_bench_nccl_check() and yard_ep_bench_destroy(). Collective. */
+yard_status yard_ep_bench_create_nccl(yard_ep_bench **out, const yard_ep_nccl_config *config,
+                                      yard_error *err);
+
+/* One exchange of bytes that tell who sent them to whom. Errors: YARD_EDEVICE when wrong ones
+ * came. */
+yard_status yard_ep_bench_nccl_check(yard_ep_bench *b, yard_error *err);
+
 #endif

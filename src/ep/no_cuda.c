@@ -62,3 +62,19 @@ yard_status yard_ep_bench_exchange(yard_ep_bench *b, uint32_t set_idx, void *exp
 {
     return no_cuda(err);
 }
+
+yard_status yard_ep_nccl_id(uint8_t *id, yard_error *err)
+{
+    return no_cuda(err);
+}
+
+yard_status yard_ep_bench_create_nccl(yard_ep_bench **out, const yard_ep_nccl_config *config,
+                                      yard_error *err)
+{
+    return no_cuda(err);
+}
+
+yard_status yard_ep_bench_nccl_check(yard_ep_bench *b, yard_error *err)
+{
+    return no_cuda(err);
+}

@@ -4,11 +4,14 @@
 
 #include "ep/cuda/bench.h"
 #include "ep/cuda/group.h"
+#include "ep/cuda/nccl.h"
 #include "ep/ep.h"
 
 enum { MAX_PAIRS = 64, COLD_BYTES = 192 << 20, WARM_UP = 5 };
 
 struct yard_ep_bench {
+    ep_cuda_nccl *nccl; /* does the exchanges; NULL: ep does */
+    yard_ep_nccl_config padded;
     yard_ep *ep;
     yard_ep_round *round;
     yard_ep_config config;
@@ -160,6 +163,7 @@ void yard_ep_bench_destroy(yard_ep_bench *b)
     if (!b)
         return;
     cudaDeviceSynchronize();
+    yard_ep_cuda_nccl_close(b->nccl);
     void *const memory[] = { b->x,      b->expert_x,       b->expert_y, b->y,
                              b->cold,   b->weight,         b->x_scale,  b->row_index,
                              b->expert, b->expert_x_scale, b->count,    b->device_tokens };
@@ -199,6 +203,9 @@ static yard_status dispatch(yard_ep_bench *b, uint32_t set, const what *w)
     const yard_stream s = (yard_stream)b->stream;
     yard_status st = YARD_OK;
 
+    if (b->nccl)
+        return yard_ep_cuda_nccl_all_to_all(b->nccl, b->x, b->expert_x, b->padded.dispatch_bytes,
+                                            b->stream);
     fill_gap(b, w, false);
     if (w->calls)
         st = yard_ep_dispatch_send(b->round, b->x + first * b->x_row_bytes,
@@ -216,6 +223,9 @@ static yard_status combine(yard_ep_bench *b, const what *w)
 {
     yard_status st = YARD_OK;
 
+    if (b->nccl)
+        return yard_ep_cuda_nccl_all_to_all(b->nccl, b->expert_y, b->y, b->padded.combine_bytes,
+                                            b->stream);
     fill_gap(b, w, false);
     if (w->calls)
         st = yard_ep_combine_send(b->round, b->expert_y, (yard_stream)b->stream);
@@ -243,8 +253,9 @@ static yard_status enqueue_pairs(yard_ep_bench *b, const what *w, uint32_t n, ya
         if (w->plan->phases)
             cudaEventRecordWithFlags(b->mark[i][2], b->stream, outside);
     }
-    return st == YARD_OK ? failed(cudaGetLastError(), "launch", err)
-                         : yard_fail(err, st, "%s", yard_ep_error(b->ep));
+    if (st != YARD_OK)
+        return yard_fail(err, st, "%s", b->nccl ? "nccl: an all-to-all" : yard_ep_error(b->ep));
+    return failed(cudaGetLastError(), "launch", err);
 }
 
 static yard_status record(yard_ep_bench *b, const what *w, cudaGraphExec_t *out, yard_error *err)
@@ -350,7 +361,7 @@ static yard_status run_plan(yard_ep_bench *b, const what *w, double *pair, doubl
     st = w->plan->launch == YARD_EP_BENCH_GRAPH
              ? time_graph(b, w, pair, dispatch_us, combine_us, err)
              : time_single(b, w, pair, dispatch_us, combine_us, err);
-    if (st == YARD_OK && yard_ep_poll(b->ep) != YARD_OK)
+    if (st == YARD_OK && b->ep && yard_ep_poll(b->ep) != YARD_OK)
         st = yard_fail(err, yard_ep_poll(b->ep), "%s", yard_ep_error(b->ep));
     return st;
 }
@@ -414,4 +425,93 @@ yard_status yard_ep_bench_exchange(yard_ep_bench *b, uint32_t set_idx, void *exp
     if (rc == cudaSuccess)
         rc = fetch(y, b->y, y_bytes);
     return failed(rc, "results", err);
+}
+
+/* ---- NCCL ---------------------------------------------------------------------------------- */
+
+yard_status yard_ep_bench_create_nccl(yard_ep_bench **out, const yard_ep_nccl_config *config,
+                                      yard_error *err)
+{
+    const size_t n = config->n_ranks;
+    yard_ep_bench *b = calloc(1, sizeof(*b));
+    cudaError_t rc;
+    yard_status st;
+
+    if (!b)
+        return yard_fail(err, YARD_ENOMEM, "bench on cuda: no memory");
+    b->padded = *config;
+    b->n_sets = 1;
+    rc = get(&b->x, n * config->dispatch_bytes, NULL);
+    if (rc == cudaSuccess)
+        rc = get(&b->expert_x, n * config->dispatch_bytes, NULL);
+    if (rc == cudaSuccess)
+        rc = get(&b->expert_y, n * config->combine_bytes, NULL);
+    if (rc == cudaSuccess)
+        rc = get(&b->y, n * config->combine_bytes, NULL);
+    st = failed(rc, "memory", err);
+    if (st == YARD_OK)
+        st = make_events(b, err);
+    if (st == YARD_OK)
+        st = yard_ep_cuda_nccl_open(&b->nccl, config->id, config->n_ranks, config->rank, err);
+    if (st != YARD_OK) {
+        yard_ep_bench_destroy(b);
+        return st;
+    }
+    *out = b;
+    return YARD_OK;
+}
+
+/* What rank from sends to rank to. */
+static uint8_t mark_of(uint32_t from, uint32_t to)
+{
+    return (uint8_t)(from * 16 + to + 1);
+}
+
+static cudaError_t mark_parts(uint8_t *at, size_t n_bytes, const yard_ep_bench *b)
+{
+    cudaError_t rc = cudaSuccess;
+
+    for (uint32_t r = 0; r < b->padded.n_ranks && rc == cudaSuccess; r++)
+        rc = cudaMemsetAsync(at + r * n_bytes, mark_of(b->padded.rank, r), n_bytes, b->stream);
+    return rc;
+}
+
+static yard_status check_parts(const uint8_t *at, size_t n_bytes, const yard_ep_bench *b,
+                               yard_error *err)
+{
+    const uint32_t n_ranks = b->padded.n_ranks;
+    uint8_t *got = malloc(n_ranks * n_bytes);
+    yard_status st;
+
+    if (!got)
+        return yard_fail(err, YARD_ENOMEM, "bench on cuda: no memory for %zu bytes", n_bytes);
+    st = failed(cudaMemcpy(got, at, n_ranks * n_bytes, cudaMemcpyDeviceToHost), "results", err);
+    for (size_t i = 0; i < n_ranks * n_bytes && st == YARD_OK; i++)
+        if (got[i] != mark_of((uint32_t)(i / n_bytes), b->padded.rank))
+            st = yard_fail(err, YARD_EDEVICE, "nccl: byte %zu from rank %zu is wrong", i % n_bytes,
+                           i / n_bytes);
+    free(got);
+    return st;
+}
+
+yard_status yard_ep_bench_nccl_check(yard_ep_bench *b, yard_error *err)
+{
+    const yard_ep_bench_plan plain = { 0 };
+    const what w = { &plain, true };
+    const yard_ep_nccl_config *c = &b->padded;
+    cudaError_t rc = mark_parts(b->x, c->dispatch_bytes, b);
+    yard_status st;
+
+    if (rc == cudaSuccess)
+        rc = mark_parts(b->expert_y, c->combine_bytes, b);
+    if (rc == cudaSuccess)
+        rc = cudaMemsetAsync(b->expert_x, 0, c->n_ranks * c->dispatch_bytes, b->stream);
+    if (rc == cudaSuccess)
+        rc = cudaMemsetAsync(b->y, 0, c->n_ranks * c->combine_bytes, b->stream);
+    st = rc == cudaSuccess ? enqueue_pairs(b, &w, 1, err) : failed(rc, "marks", err);
+    if (st == YARD_OK)
+        st = failed(cudaStreamSynchronize(b->stream), "exchange", err);
+    if (st == YARD_OK)
+        st = check_parts(b->expert_x, c->dispatch_bytes, b, err);
+    return st == YARD_OK ? check_parts(b->y, c->combine_bytes, b, err) : st;
 }
