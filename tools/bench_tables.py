@@ -23,6 +23,10 @@ BLOCK = re.compile(r"(<!-- bench:(\S+)((?: \S+=\S+)*) -->\n).*?(<!-- /bench -->)
 FIELDS = {"bench", "case", "p50_us", "p99_us", "min_us", "floor_us", "bytes", "flops", "verified",
           "device", "ranks", "commit", "date"}
 
+# columns; a load on a server has no floor, but tails that matter
+TIMES = {"work": {"p50_us": "median", "p99_us": "p99", "min_us": "min", "floor_us": "floor"},
+         "load": {"p50_us": "median", "p90_us": "p90", "p99_us": "p99"}}
+
 
 def read_rows(folder):
     rows = []
@@ -71,13 +75,15 @@ def rate(per_second):
     return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.1f}"
 
 
-def cells_of(row, keys, with_share):
+def cells_of(row, keys, times, with_share):
     case = row["case"]
     cells = [str(case.get(key, "-")) for key in keys]
-    cells += [duration(row[name]) for name in ("p50_us", "p99_us", "min_us", "floor_us")]
+    cells += [duration(row.get(name)) for name in times]
     if with_share:
         cells.append(f"{row['floor_us'] / row['p50_us']:.2f}" if row["floor_us"] else "-")
-    if "tokens" in case:
+    if "tokens_per_s" in row:
+        cells.append(rate(row["tokens_per_s"]))
+    elif "tokens" in case:
         cells.append(rate(case["tokens"] * 1e6 / row["p50_us"]))
     elif row["bytes"] is not None:
         cells.append(f"{row['bytes'] / row['p50_us'] / 1e3:.1f} GB/s")
@@ -100,15 +106,16 @@ def table(rows):
     shared = [key for key in keys if len({str(row["case"].get(key)) for row in rows}) == 1]
     keys = [key for key in keys if key not in shared]
     with_share = any(row["floor_us"] for row in rows)
-    header = keys + ["median", "p99", "min", "floor", *(["share"] if with_share else []),
-                     "tokens/s" if any("tokens" in row["case"] for row in rows) else "rate",
-                     "verified"]
+    times = TIMES["load" if any("tokens_per_s" in row for row in rows) else "work"]
+    with_rate = any("tokens" in row["case"] or "tokens_per_s" in row for row in rows)
+    header = keys + [*times.values(), *(["share"] if with_share else []),
+                     "tokens/s" if with_rate else "rate", "verified"]
     about = [f"{key} {rows[0]['case'][key]}" for key in shared]
     ranks = sorted({row["ranks"] for row in rows})
     about.append(f"ranks {', '.join(map(str, ranks))}")
     about.append("commit " + ", ".join(sorted({row["commit"] for row in rows})))
     about.append(max(row["date"] for row in rows)[:10])
-    return f"{'; '.join(about)}.\n\n" + markdown(header, [cells_of(row, keys, with_share) for row in rows])
+    return f"{'; '.join(about)}.\n\n" + markdown(header, [cells_of(row, keys, times, with_share) for row in rows])
 
 
 def tables(rows, name, conditions):
