@@ -11,10 +11,13 @@
 
 #include "cli/args.h"
 #include "cli/bench.h"
+#include "cli/engine_options.h"
 
 enum { MAX_CLIENTS = 20000, MAX_TOKENS = 1 << 20, MAX_REQUESTS = 10000000, MAX_RATE = 1000000 };
 enum {
     KEY_URL = 0x1000,
+    KEY_IN_PROCESS,
+    KEY_MAX_SEQS,
     KEY_MODEL,
     KEY_API_KEY,
     KEY_CLIENTS,
@@ -35,10 +38,12 @@ enum {
 
 typedef struct serve_args {
     yard_load_server server;
+    yard_engine_config engine; /* of in_process */
     yard_load_workload workload;
     yard_bench_list clients, rate; /* cases */
     uint64_t n_requests;           /* 0: as many as a case needs */
-    const char *label, *plot;
+    const char *label, *plot, *in_process;
+    uint32_t max_seqs;
     bool json;
 } serve_args;
 
@@ -118,8 +123,17 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     serve_args *a = state->input;
 
     switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &a->engine;
+        break;
     case KEY_URL:
         a->server.url = arg;
+        break;
+    case KEY_IN_PROCESS:
+        a->in_process = arg;
+        break;
+    case KEY_MAX_SEQS:
+        a->max_seqs = small(state, "--max-seqs", arg, 1, 65536);
         break;
     case KEY_MODEL:
         a->server.model = arg;
@@ -156,6 +170,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option option_list[] = {
     { "url", KEY_URL, "URL", 0, "The server (default http://127.0.0.1:8080)", 0 },
+    { "in-process", KEY_IN_PROCESS, "MODEL", 0,
+      "No server: an engine in this process, to compare with", 0 },
     { "model", KEY_MODEL, "NAME", 0, "As the server calls it (default: its first)", 0 },
     { "api-key", KEY_API_KEY, "KEY", 0, "Sent as bearer", 0 },
     { "clients", KEY_CLIENTS, "LIST", 0,
@@ -179,12 +195,19 @@ static const struct argp_option option_list[] = {
     { "label", KEY_LABEL, "TEXT", 0, "What is measured, for the rows", 0 },
     { "plot", KEY_PLOT, "DIR", 0, "Write serve.svg, and its data, into an existing folder", 0 },
     { "json", 'j', NULL, 0, "One JSON object a row", 0 },
+    { "max-seqs", KEY_MAX_SEQS, "N", 0, "With --in-process: sequences at once (default 16)", 0 },
+    { 0 },
+};
+
+static const struct argp_child children[] = {
+    { &yard_engine_argp, 0, "With --in-process:", 1 },
     { 0 },
 };
 
 static const struct argp serve_argp = {
     .options = option_list,
     .parser = parse,
+    .children = children,
     .doc =
         "Puts load on a server of the OpenAI API and prints time to first token (ttft), time "
         "between tokens (itl) and time of the whole answer (e2e), with tokens/s of all clients."
@@ -197,6 +220,7 @@ static const struct argp serve_argp = {
         "  switchyard bench serve --clients 1,8,32\n"
         "  switchyard bench serve --rate 10,20,50 --lengths chat --json\n"
         "  switchyard bench serve --clients 8 --prefixes 10 --prefix-tokens 1024 --requests 200\n"
+        "  switchyard bench serve --in-process models/demo --rate 50\n"
         "  switchyard bench serve --clients 1000 --distinct 20 --requests 4000\n",
 };
 
@@ -222,8 +246,8 @@ static json_t *shape_of(const serve_args *a, const yard_load_plan *plan, const c
     }
     if (w->n_distinct)
         json_object_set_new(shape, "distinct", json_integer(w->n_distinct));
-    if (a->label)
-        json_object_set_new(shape, "server", json_string(a->label));
+    if (a->label || a->in_process)
+        json_object_set_new(shape, "server", json_string(a->label ? a->label : "in process"));
     return shape;
 }
 
@@ -287,9 +311,10 @@ static yard_status print_case(const serve_args *a, const yard_load_plan *plan, c
 
 typedef struct serve_bench {
     serve_args args;
-    yard_load *load;
-    char **expected; /* [workload.n_distinct] */
-    FILE *points;    /* of the plot */
+    yard_load *load;     /* NULL: engine */
+    yard_engine *engine; /* NULL: load */
+    char **expected;     /* [workload.n_distinct] */
+    FILE *points;        /* of the plot */
     bool all_right;
 } serve_bench;
 
@@ -323,11 +348,12 @@ static yard_status run_case(serve_bench *b, uint32_t n_clients, uint32_t rate, y
         plan.n_requests = n_clients < 8 ? 32 : 4 * (uint64_t)n_clients;
     else if (plan.n_requests == 0)
         plan.n_requests = 10 * (uint64_t)rate;
-    st = yard_load_run(b->load, &plan, &result, err);
+    st = b->load ? yard_load_run(b->load, &plan, &result, err)
+                 : yard_load_run_engine(b->engine, &plan, &result, err);
     if (st != YARD_OK)
         return st;
     b->all_right &= result.n_done == plan.n_requests && result.n_wrong == 0;
-    st = print_case(a, &plan, yard_load_model(b->load), &result, err);
+    st = print_case(a, &plan, b->load ? yard_load_model(b->load) : a->in_process, &result, err);
     if (b->points && result.ttft.n && result.gap.n)
         yard_serve_plot_point(b->points, n_clients ? n_clients : rate, &result);
     yard_load_result_release(&result);
@@ -341,7 +367,7 @@ static yard_status run_cases(serve_bench *b, yard_error *err)
 
     if (a->plot)
         st = yard_serve_plot_begin(a->plot, &b->points, err);
-    if (st == YARD_OK && a->workload.n_distinct)
+    if (st == YARD_OK && b->load && a->workload.n_distinct)
         st = ask_alone(b, err);
     if (st == YARD_OK)
         yard_bench_print_head(a->json);
@@ -352,6 +378,18 @@ static yard_status run_cases(serve_bench *b, yard_error *err)
     if (st == YARD_OK && a->plot)
         st = yard_serve_plot_end(a->plot, b->points, a->clients.n ? "clients" : "requests/s", err);
     return st;
+}
+
+static yard_status open_engine(serve_bench *b, yard_error *err)
+{
+    yard_engine_config *c = &b->args.engine;
+    const yard_status st = yard_cli_check_model(b->args.in_process, err);
+
+    if (st != YARD_OK)
+        return st;
+    c->model_dir = b->args.in_process;
+    c->max_seqs = b->args.max_seqs;
+    return yard_engine_create(&b->engine, c, err);
 }
 
 static void check(const serve_args *a, yard_error *err)
@@ -367,14 +405,15 @@ int yard_bench_serve(int argc, char **argv)
 {
     serve_bench b = {
         .args = { .server = { .url = "http://127.0.0.1:8080", .timeout_s = 120 },
-                  .workload = { .n_prompt = 128, .n_output = 64, .first_id = 256, .n_ids = 744 } },
+                  .workload = { .n_prompt = 128, .n_output = 64, .first_id = 256, .n_ids = 744 },
+                  .max_seqs = 16 },
         .all_right = true
     };
     serve_args *a = &b.args;
     yard_error err = { 0 };
     yard_status st;
 
-    yard_cli_parse_args(&serve_argp, "bench serve", argc, argv, a);
+    yard_cli_parse_args(&serve_argp, "switchyard bench serve", argc, argv, a);
     check(a, &err);
     if (err.message[0])
         return yard_cli_usage("bench serve", "%s", err.message);
@@ -382,13 +421,14 @@ int yard_bench_serve(int argc, char **argv)
         a->clients = (yard_bench_list){ .n = 3, .value = { 1, 8, 32 } };
     if (a->workload.n_prefixes && !a->workload.n_prefix_tokens)
         a->workload.n_prefix_tokens = 1024;
-    st = yard_load_open(&b.load, &a->server, &err);
+    st = a->in_process ? open_engine(&b, &err) : yard_load_open(&b.load, &a->server, &err);
     if (st == YARD_OK)
         st = run_cases(&b, &err);
     for (uint32_t i = 0; b.expected && i < a->workload.n_distinct; i++)
         free(b.expected[i]);
     free(b.expected);
     yard_load_close(b.load);
+    yard_engine_destroy(b.engine);
     if (st == YARD_EINVAL)
         return yard_cli_usage("bench serve", "%s", err.message);
     if (st != YARD_OK)

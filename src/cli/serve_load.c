@@ -48,7 +48,7 @@ typedef struct run {
 
 /* ---- samples ----------------------------------------------------------------------------- */
 
-static bool add_sample(yard_load_samples *s, uint64_t us)
+bool yard_load_add_sample(yard_load_samples *s, uint64_t us)
 {
     if (s->n == s->capacity) {
         const size_t capacity = s->capacity ? 2 * s->capacity : 1024;
@@ -110,8 +110,8 @@ static void take_time(stream *s, yard_load_result *out)
 {
     const uint64_t now = yard_now_us();
 
-    if (!add_sample(s->n_counted == 0 ? &out->ttft : &out->gap,
-                    now - (s->n_counted == 0 ? s->due_us : s->last_us)))
+    if (!yard_load_add_sample(s->n_counted == 0 ? &out->ttft : &out->gap,
+                              now - (s->n_counted == 0 ? s->due_us : s->last_us)))
         s->no_memory = true;
     s->last_us = now;
 }
@@ -216,7 +216,7 @@ static void note_done(stream *s)
     r->out->n_output_tokens += s->n_counted;
     if (s->n_counted != s->n_output || (expected && strcmp(expected, s->text ? s->text : "") != 0))
         r->out->n_wrong++;
-    if (!add_sample(&r->out->whole, yard_now_us() - s->due_us))
+    if (!yard_load_add_sample(&r->out->whole, yard_now_us() - s->due_us))
         s->no_memory = true;
 }
 

@@ -2,6 +2,8 @@
 #ifndef YARD_CLI_SERVE_LOAD_H
 #define YARD_CLI_SERVE_LOAD_H
 
+#include <yard/engine.h>
+
 #include "cli/cli.h"
 
 /* ---- what is asked: serve_prompts.c ------------------------------------------------------- */
@@ -63,6 +65,8 @@ typedef struct yard_load_samples {
     size_t n, capacity;
 } yard_load_samples;
 
+bool yard_load_add_sample(yard_load_samples *s, uint64_t us); /* false: no memory */
+
 typedef struct yard_load_result {
     /* until the first token; between events with tokens; until the end. In an open loop from when a
      * request was due, also if it could be sent only later. */
@@ -78,6 +82,11 @@ typedef struct yard_load_result {
 yard_status yard_load_run(yard_load *load, const yard_load_plan *plan, yard_load_result *out,
                           yard_error *err);
 void yard_load_result_release(yard_load_result *result);
+
+/* The same on an engine in this process, without text: serve_local.c. Of plan->expected nothing is
+ * read. Errors: those of the engine, YARD_ENOMEM. */
+yard_status yard_load_run_engine(yard_engine *engine, const yard_load_plan *plan,
+                                 yard_load_result *out, yard_error *err);
 
 /* The text of the answer to prompt i, asked for alone; malloc'd. Errors: YARD_EIO, YARD_ENOMEM. */
 yard_status yard_load_ask(yard_load *load, const yard_load_workload *w, uint64_t i, char **text,

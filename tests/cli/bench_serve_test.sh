@@ -71,6 +71,13 @@ is 'r["e2e"]["failed"] == 4 and r["e2e"]["done"] == 8'
 expect 1 $small --clients 1 --requests 4 --model good --api-key false
 grep -q 'wrong key' "$dir/err" || fail "the server's words are not told"
 
+local="--in-process models/demo --threads 1 --prompt-tokens 6 --output-tokens 5 --json"
+expect 0 $local --clients 3 --requests 7
+is 'r["e2e"]["done"] == 7 and r["e2e"]["verified"] and r["e2e"]["case"]["server"] == "in process"'
+expect 0 $local --rate 100 --requests 5 --prefixes 1 --prefix-tokens 130
+is 'r["e2e"]["done"] == 5 and r["ttft"]["cached_share"] > 0.5'
+expect 1 --in-process "$dir/nowhere"
+
 if command -v gnuplot >/dev/null; then
     expect 0 --url "$url" --prompt-tokens 6 --output-tokens 5 --clients 1,2 --plot "$dir"
     grep -q '</svg>' "$dir/serve.svg" || fail "no drawing"
