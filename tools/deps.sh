@@ -58,6 +58,8 @@ list_build() {
     need libpcre2-dev "the tokenizer's split patterns"
     need libutf8proc-dev "the tokenizer's Unicode normalisation"
     need libevent-dev "HTTP, of the server and of the load on it"
+    need curl "asks the service in make demo"
+    need jq "reads its answers in make demo"
     need libmd-dev "SHA-256 of chat templates and of proofs between ranks"
     need libgrpc-dev "calls between fronts and engines (its C core)"
     need libprotobuf-c-dev "their messages"
