@@ -49,6 +49,7 @@ static const struct {
     { "grouped", gpu_test_grouped },   { "heads", gpu_test_heads },
     { "rows", gpu_test_rows },         { "rope", gpu_test_rope },
     { "route", gpu_test_route },       { "moe", gpu_test_moe },
+    { "sample", gpu_test_sample },
 };
 
 /* Without names on the command line, all. */

@@ -32,5 +32,6 @@ void gpu_test_rows(gpu_test *t);
 void gpu_test_rope(gpu_test *t);
 void gpu_test_route(gpu_test *t);
 void gpu_test_moe(gpu_test *t);
+void gpu_test_sample(gpu_test *t);
 
 #endif

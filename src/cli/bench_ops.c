@@ -419,8 +419,9 @@ static bool is_wanted(const ops_bench *b, const yard_bench_ops_case *c)
 
 static yard_status walk(ops_bench *b, uint32_t *n_found, case_fn fn, yard_error *err)
 {
-    const yard_bench_ops_case *(*const files[])(
-        uint32_t *) = { yard_bench_ops_products, yard_bench_ops_others, yard_bench_ops_gqa };
+    const yard_bench_ops_case *(*const files[])(uint32_t *) = {
+        yard_bench_ops_products, yard_bench_ops_others, yard_bench_ops_gqa, yard_bench_ops_sample
+    };
     yard_status st = YARD_OK;
 
     *n_found = 0;
@@ -449,6 +450,7 @@ static bool has_op(const yard_ops *ops, const char *op)
         OP(mla_prefill), OP(moe_route),      OP(moe_scatter),    OP(moe_gather),
         OP(rope_q),      OP(rope_append_kv), OP(rms_norm_quant), OP(silu_mul_quant),
         OP(gqa_attend),  OP(gqa_append_kv),  OP(quantise),       OP(residual_add),
+        OP(sample),
 #undef OP
     };
     void (*fn)(void) = NULL;
@@ -487,6 +489,7 @@ static yard_ops_limits limits_of(const ops_bench *b)
         .max_in = max_u32(max_u32(m->hidden, m->n_heads * max_u32(m->v_dims, m->kv_rank)),
                           max_u32(max_u32(m->dense_inter, m->q_rank),
                                   max_u32(1, m->n_shared_experts) * m->expert_inter)),
+        .max_vocab = m->vocab,
         .max_experts = max_u32(1, m->n_experts),
         .max_heads = m->n_heads,
         .kv_rank = m->kv_rank,

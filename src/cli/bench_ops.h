@@ -100,6 +100,7 @@ typedef struct yard_bench_ops_set {
         yard_rope_q_args rope_q;
         yard_rope_append_kv_args append;
         yard_residual_add_args residual;
+        yard_sample_args sample;
     } args;
     yard_batch batch;
     yard_matrix *w; /* of grouped_linear: a host array, malloc'd, freed with the set */
@@ -138,6 +139,7 @@ typedef struct yard_bench_ops_case {
 const yard_bench_ops_case *yard_bench_ops_products(uint32_t *n);
 const yard_bench_ops_case *yard_bench_ops_others(uint32_t *n);
 const yard_bench_ops_case *yard_bench_ops_gqa(uint32_t *n);
+const yard_bench_ops_case *yard_bench_ops_sample(uint32_t *n);
 
 /* ---- for the files of cases: memory of a set ----------------------------------------------- */
 

@@ -118,6 +118,8 @@ static yard_status open_stream(yard_stream *out, const yard_ops_config *config, 
     if (st == YARD_OK)
         st = yard_cuda_moe_open(err);
     if (st == YARD_OK)
+        st = yard_cuda_sample_open(err);
+    if (st == YARD_OK)
         st = cuda_fail(err, cudaDeviceSynchronize(), "start");
     if (st != YARD_OK) {
         close_stream((yard_stream)s);
@@ -302,4 +304,5 @@ const yard_ops yard_ops_cuda = {
     .residual_add = yard_cuda_residual_add,
     .quantise = yard_cuda_quantise,
     .select_rows = yard_cuda_select_rows,
+    .sample = yard_cuda_sample,
 };

@@ -102,5 +102,6 @@ void yard_cuda_silu_mul_quant(yard_stream s, const yard_silu_mul_args *a);
 void yard_cuda_residual_add(yard_stream s, const yard_residual_add_args *a);
 void yard_cuda_quantise(yard_stream s, const yard_quantise_args *a);
 void yard_cuda_select_rows(yard_stream s, const yard_select_rows_args *a);
+void yard_cuda_sample(yard_stream s, const yard_sample_args *a);
 
 #endif
