@@ -14,26 +14,32 @@ typedef struct yard_all_reduce yard_all_reduce;
 typedef struct yard_all_reduce_config {
     uint32_t tp; /* ranks of an instance; rank r is in instance r / tp */
     uint32_t max_rows, n_cols;
-    yard_fabric *fabric; /* borrowed */
+    yard_dtype dtype;    /* of x: F32 or BF16 */
+    yard_fabric *fabric; /* borrowed; over device memory, x and n_rows are there too */
     uint64_t heap_at;    /* as in yard_ep_config */
     uint64_t timeout_us; /* of every wait; 0: the fabric's */
 } yard_all_reduce_config;
 
-/* Bytes of heap: 2 * tp * max_rows * n_cols floats, tp words. The fabric is not read. */
+/* Bytes of heap: 2 * tp * max_rows * n_cols values, tp words. The fabric is not read. */
 size_t yard_all_reduce_heap_bytes(const yard_all_reduce_config *config);
 
-/* Not collective. Errors: YARD_EINVAL (heap too small, ranks that do not divide by tp),
- * YARD_ENOMEM.
+/* Not collective. Errors: YARD_EINVAL (heap too small, ranks that do not divide by tp, a dtype that
+ * is neither), YARD_ENOMEM; on a device YARD_ENOTSUP for rows that are no multiple of 16 bytes.
  */
 yard_status yard_all_reduce_create(yard_all_reduce **out, const yard_all_reduce_config *config,
                                    yard_error *err);
 void yard_all_reduce_destroy(yard_all_reduce *reduce); /* NULL is fine */
 
-/* x [n_rows, n_cols] f32 becomes the sum over the instance. Collective over the instance, with
- * equal n_rows [1], 0 to max_rows. Errors are sticky: YARD_ETIMEDOUT, YARD_EPEER naming the rank.
- */
-yard_status yard_all_reduce_sum(yard_all_reduce *reduce, float *x, const int32_t *n_rows,
+/* x [n_rows, n_cols] becomes the sum over the instance, made in f32 and rounded once. Collective
+ * over the instance, with equal n_rows [1], 0 to max_rows. On CPUs it is complete on return; on a
+ * device it is one kernel on the stream (a cudaStream_t), which may be captured: then what fails
+ * while it runs shows in a later call and in yard_all_reduce_poll(). Errors are sticky:
+ * YARD_ETIMEDOUT, YARD_EPEER naming the rank; a bad n_rows is YARD_EINVAL. */
+yard_status yard_all_reduce_sum(yard_all_reduce *reduce, void *x, const int32_t *n_rows,
                                 yard_stream stream);
+
+/* The first failure so far, also of kernels that have run. */
+yard_status yard_all_reduce_poll(yard_all_reduce *reduce);
 
 /* The message of the first failure; "" if there was none. */
 const char *yard_all_reduce_error(const yard_all_reduce *reduce);

@@ -1,5 +1,5 @@
 /* Stands for ep/cuda in builds without CUDA. */
-#include "ep/ep.h"
+#include "ep/all_reduce_impl.h"
 #include "ep/ep_impl.h"
 
 static yard_status check(const yard_ep *ep, yard_error *err)
@@ -16,6 +16,9 @@ static size_t heap_bytes(const yard_ep *ep, bool copies)
 }
 
 const ep_backend yard_ep_cuda = { .name = "cuda", .check = check, .heap_bytes = heap_bytes };
+
+/* Never chosen: no fabric has a device's heap here. */
+const all_reduce_backend yard_all_reduce_cuda = { 0 };
 
 /* ---- measurements -------------------------------------------------------------------------- */
 

@@ -9,6 +9,7 @@ enum { N_COLS = 70, MAX_ROWS = 9, N_SUMS = 200 };
 typedef struct sum_case {
     uint32_t n_ranks, tp;
     const char *transport;
+    yard_dtype dtype;
 } sum_case;
 
 static uint64_t mix(uint64_t z)
@@ -40,11 +41,31 @@ static void dawdle(uint32_t rank, uint32_t sum)
         n--;
 }
 
-static yard_all_reduce_config reduce_config(uint32_t tp, yard_fabric *f)
+static yard_all_reduce_config reduce_config(uint32_t tp, yard_dtype dtype)
 {
     return (yard_all_reduce_config){
-        .tp = tp, .max_rows = MAX_ROWS, .n_cols = N_COLS, .fabric = f, .heap_at = 128
+        .tp = tp, .max_rows = MAX_ROWS, .n_cols = N_COLS, .dtype = dtype, .heap_at = 128
     };
+}
+
+static void put(yard_dtype dtype, void *x, uint32_t i, float value)
+{
+    if (dtype == YARD_BF16)
+        ((uint16_t *)x)[i] = yard_bf16_from_f32(value);
+    else
+        ((float *)x)[i] = value;
+}
+
+static float get(yard_dtype dtype, const void *x, uint32_t i)
+{
+    return dtype == YARD_BF16 ? yard_f32_from_bf16(((const uint16_t *)x)[i])
+                              : ((const float *)x)[i];
+}
+
+/* A rank's value as its dtype holds it. */
+static float held(yard_dtype dtype, float value)
+{
+    return dtype == YARD_BF16 ? yard_bf16_round(value) : value;
 }
 
 static void sum_rank(const yard_fabric_config *base, void *ctx)
@@ -52,7 +73,7 @@ static void sum_rank(const yard_fabric_config *base, void *ctx)
     const sum_case *c = ctx;
     const uint32_t first = base->rank / c->tp * c->tp;
     yard_fabric_config fc = *base;
-    yard_all_reduce_config config = reduce_config(c->tp, NULL);
+    yard_all_reduce_config config = reduce_config(c->tp, c->dtype);
     float x[MAX_ROWS * N_COLS];
     yard_all_reduce *r = NULL;
     yard_error err = { 0 };
@@ -65,7 +86,7 @@ static void sum_rank(const yard_fabric_config *base, void *ctx)
         const int32_t n_rows = rows_of(first, n);
 
         for (uint32_t i = 0; i < (uint32_t)n_rows * N_COLS; i++)
-            x[i] = value(base->rank, n, i);
+            put(c->dtype, x, i, value(base->rank, n, i));
         dawdle(base->rank, n);
         if (yard_all_reduce_sum(r, x, &n_rows, NULL) != YARD_OK) {
             fprintf(stderr, "%s\n", yard_all_reduce_error(r));
@@ -74,8 +95,9 @@ static void sum_rank(const yard_fabric_config *base, void *ctx)
         for (uint32_t i = 0; i < (uint32_t)n_rows * N_COLS; i++) {
             float want = 0.0f;
             for (uint32_t k = 0; k < c->tp; k++)
-                want += value(first + k, n, i);
-            CHECK(yard_bits_from_f32(x[i]) == yard_bits_from_f32(want));
+                want += held(c->dtype, value(first + k, n, i));
+            CHECK(yard_bits_from_f32(get(c->dtype, x, i)) ==
+                  yard_bits_from_f32(held(c->dtype, want)));
         }
     }
     yard_all_reduce_destroy(r);
@@ -85,8 +107,9 @@ static void sum_rank(const yard_fabric_config *base, void *ctx)
 static void sums_are_in_rank_order(void **state)
 {
     static const sum_case cases[] = {
-        { 1, 1, NULL },  { 2, 2, "shm" }, { 3, 3, "shm" }, { 4, 2, "shm" },
-        { 2, 2, "tcp" }, { 4, 4, "tcp" }, { 6, 2, "tcp" },
+        { 1, 1, NULL, YARD_F32 },  { 2, 2, "shm", YARD_F32 }, { 3, 3, "shm", YARD_BF16 },
+        { 4, 2, "shm", YARD_F32 }, { 2, 2, "tcp", YARD_F32 }, { 4, 4, "tcp", YARD_BF16 },
+        { 6, 2, "tcp", YARD_F32 },
     };
 
     (void)state;
@@ -99,7 +122,7 @@ static void lose_rank(const yard_fabric_config *base, void *ctx)
 {
     const int32_t n_rows = 1, too_many = MAX_ROWS + 1, none = 0;
     yard_fabric_config fc = *base;
-    yard_all_reduce_config config = reduce_config(2, NULL);
+    yard_all_reduce_config config = reduce_config(2, YARD_F32);
     float x[MAX_ROWS * N_COLS] = { 0 };
     yard_all_reduce *r = NULL;
     yard_error err = { 0 };
@@ -110,6 +133,10 @@ static void lose_rank(const yard_fabric_config *base, void *ctx)
     config.heap_at = 192;
     CHECK(yard_all_reduce_create(&r, &config, &err) == YARD_EINVAL);
     config.heap_at = 128;
+    config.dtype = YARD_F16;
+    CHECK(yard_all_reduce_create(&r, &config, &err) == YARD_EINVAL);
+    CHECK_TEXT(err.message, "dtype: want f32 or bf16");
+    config.dtype = YARD_F32;
     config.tp = 3;
     CHECK(yard_all_reduce_create(&r, &config, &err) == YARD_EINVAL);
     CHECK_TEXT(err.message, "tp: want a divisor of 2 ranks");

@@ -59,7 +59,8 @@ typedef enum ep_cuda_fault {
     EP_FAULT_DISPATCH, /* dispatch_recv: nothing from rank value within the deadline */
     EP_FAULT_COMBINE,  /* combine_recv: the same */
     EP_FAULT_RESULT,   /* combine_recv: all ranks have answered, but no result of token value */
-    EP_FAULT_OUTPUT    /* combine_recv: finished rows of a sibling */
+    EP_FAULT_OUTPUT,   /* combine_recv: finished rows of a sibling */
+    EP_FAULT_SUM       /* all-reduce: rows of rank value */
 } ep_cuda_fault;
 
 /* In host memory that the device writes once. */

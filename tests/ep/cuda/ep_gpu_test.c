@@ -6,7 +6,9 @@
  *                without late blocks, small and flagged rows, exact and partial, tensor parallel
  *   faults       a rank that is killed, one that stops, bad ids and token counts
  *   life         two groups in one process, many groups one after the other
- * and by name only: sane (few of each kind, for compute-sanitizer), timing (quick figures) */
+ *   sum          the sum over an instance's ranks, call by call and in graphs, and a lost rank
+ * and by name only: sane (few of each kind, for compute-sanitizer), timing and sum_timing (quick
+ * figures) */
 #include <fcntl.h>
 #include <time.h>
 
@@ -416,6 +418,8 @@ static void suite_life(void)
 typedef void (*ep_gpu_report)(int code, const char *fmt, const char *what, uint64_t n);
 void ep_gpu_conformance(ep_gpu_report report, uint64_t first_seed, double part);
 void ep_gpu_many(ep_gpu_report report, uint64_t first_seed, double part);
+void ep_gpu_sum(ep_gpu_report report, uint64_t first_seed, double part);
+void ep_gpu_sum_timing(void);
 
 static void suite_conformance(void)
 {
@@ -427,6 +431,11 @@ static void suite_many(void)
     ep_gpu_many(outcome, seed * 1000, scale);
 }
 
+static void suite_sum(void)
+{
+    ep_gpu_sum(outcome, seed, scale);
+}
+
 void ep_gpu_timing(void);
 
 static const struct {
@@ -435,14 +444,16 @@ static const struct {
 } suites[] = {
     { "timing", ep_gpu_timing },
     { "sane", suite_sane },
-    { "many", suite_many }, /* 4 and 8 ranks; these three only when they are named */
+    { "sum_timing", ep_gpu_sum_timing },
+    { "many", suite_many }, /* 4 and 8 ranks; these four only when they are named */
     { "conformance", suite_conformance },
     { "stress", suite_stress },
     { "bad", suite_bad_input },
     { "life", suite_life },
     { "faults", suite_faults },
+    { "sum", suite_sum },
 };
-enum { N_BY_NAME_ONLY = 3 };
+enum { N_BY_NAME_ONLY = 4 };
 
 static void touch_device(const yard_fabric_config *config, void *ctx)
 {
