@@ -47,8 +47,9 @@ typedef struct yard_fabric_config {
                                NULL: the rendezvous string itself */
     const char *bind_host;  /* address other nodes reach this rank at; default 127.0.0.1 */
     uint64_t config_hash;   /* hash of what the caller needs equal on all ranks; 0: nothing */
-    const char *config_text;   /* the same for people, as "name value, name value"; when hashes
-                                  differ, the items that do are shown for both ranks */
+    const char *config_text;   /* the same for people, as "name value, name value", up to 399
+                                  characters of which are compared too; when something differs, the
+                                  items that do are shown for both ranks */
     uint64_t start_timeout_us; /* each start stage; default 60 s */
     uint64_t timeout_us;       /* default deadline of waits, for callers; default 5 s */
     bool force_network;        /* treat every rank as its own node (tests) */
@@ -57,6 +58,10 @@ typedef struct yard_fabric_config {
     void *notice_ctx;
     uint32_t ranks_per_node; /* a node is at most the ranks r with equal r / ranks_per_node (tests);
                                 0: all ranks of a machine. Equal on all ranks */
+    bool (*gives_up)(void *ctx); /* asked some twenty times a second while the start waits for other
+                                    ranks, by the thread that creates; true ends it with
+                                    YARD_ETIMEDOUT. NULL: never */
+    void *gives_up_ctx;
 } yard_fabric_config;
 
 #define YARD_FABRIC_CONFIG_INIT                                                                    \

@@ -157,7 +157,7 @@ static yard_status accept_ranks(mesh *m, yard_error *err)
         wait_ms = yard_stage_wait_ms(f, whom);
         if (wait_ms == 0)
             st = yard_fail(err, YARD_ETIMEDOUT, "fabric: %s: no connection from %s after %.1f s",
-                           f->stage.name, whom, (double)f->config.start_timeout_us / 1e6);
+                           f->stage.name, whom, yard_stage_seconds(f));
         else
             st = yard_acceptor_step(acceptor, yard_rendezvous_fd(f), wait_ms, err);
         if (st == YARD_OK)

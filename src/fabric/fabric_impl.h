@@ -44,6 +44,7 @@ typedef struct yard_stage {
     const char *name; /* "rendezvous", "peers", "heap", "ready" */
     uint64_t begun_us, next_notice_us;
     yard_deadline until;
+    bool given_up; /* by config.gives_up */
 } yard_stage;
 
 struct yard_fabric {
@@ -130,8 +131,11 @@ void yard_stage_begin(yard_fabric *f, const char *name);
 
 /* Tells config.notice that the stage still waits for whom ("ranks 2, 5-7"), at most every few
  * seconds. Returns how long a poll() may sleep until the next notice or the deadline, in ms; 0 once
- * the deadline has passed. */
+ * the deadline has passed or the caller gives up. */
 int yard_stage_wait_ms(yard_fabric *f, const char *whom);
+
+/* How long the stage has been waited for, for messages once yard_stage_wait_ms() was 0. */
+double yard_stage_seconds(const yard_fabric *f);
 
 /* Connects this rank to rank 0, checks that all agree on the config, fills peers, job_id, n_nodes.
  */

@@ -107,7 +107,7 @@ static yard_status await_message(yard_fabric *f, uint32_t from, yard_error *err)
 
         if (wait_ms == 0)
             return yard_fail(err, YARD_ETIMEDOUT, "fabric: heap: nothing from %s after %.1f s",
-                             f->peers[from].name, (double)f->config.start_timeout_us / 1e6);
+                             f->peers[from].name, yard_stage_seconds(f));
         poll(p, 2, wait_ms);
         if (p[0].revents)
             return YARD_OK;

@@ -325,9 +325,9 @@ static yard_status say_hello(yard_lf *t, yard_error *err)
 
         yard_ranks_text(whom, sizeof(whom), missing, f->n_ranks);
         if (yard_stage_wait_ms(f, whom) == 0)
-            st = yard_fail(
-                err, YARD_ETIMEDOUT, "libfabric: provider %s: nothing arrived from %s after %.1f s",
-                t->info->fabric_attr->prov_name, whom, (double)f->config.start_timeout_us / 1e6);
+            st = yard_fail(err, YARD_ETIMEDOUT,
+                           "libfabric: provider %s: nothing arrived from %s after %.1f s",
+                           t->info->fabric_attr->prov_name, whom, yard_stage_seconds(f));
         else
             st = yard_rendezvous_check(f, err);
         progress(t);

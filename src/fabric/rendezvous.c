@@ -145,12 +145,13 @@ static yard_status listen_for_peers(yard_fabric *f, yard_error *err)
 /* ---- rank 0 compares ----------------------------------------------------------------------------
  */
 
-static yard_status check_config_hash(const hello *mine, const hello *theirs, yard_error *why)
+static yard_status check_config(const hello *mine, const hello *theirs, yard_error *why)
 {
     const yard_rank_config a = { mine->rank, mine->config_hash, mine->config_text };
     const yard_rank_config b = { theirs->rank, theirs->config_hash, theirs->config_text };
 
-    return a.hash == b.hash ? YARD_OK : yard_fabric_config_differs(&a, &b, why);
+    return a.hash == b.hash && !strcmp(a.text, b.text) ? YARD_OK
+                                                       : yard_fabric_config_differs(&a, &b, why);
 }
 
 static yard_status check_transport(const hello *mine, const hello *theirs, yard_error *why)
@@ -184,7 +185,7 @@ static yard_status check_hello(const registry *reg, const hello *theirs, yard_er
                          theirs->rank, reg->hellos[theirs->rank].pid,
                          reg->hellos[theirs->rank].machine, theirs->pid, theirs->machine);
     /* before the heap: its size often follows from the caller's config, which says more */
-    st = check_config_hash(mine, theirs, why);
+    st = check_config(mine, theirs, why);
     if (st != YARD_OK)
         return st;
     if (theirs->heap_bytes != mine->heap_bytes)
@@ -317,7 +318,7 @@ static yard_status gather_ranks(registry *reg, yard_acceptor *acceptor, yard_err
             yard_error late = { 0 };
 
             yard_fail(&late, YARD_ETIMEDOUT, "fabric: rendezvous: %s missing at %s after %.1f s",
-                      whom, f->text.rendezvous, (double)f->config.start_timeout_us / 1e6);
+                      whom, f->text.rendezvous, yard_stage_seconds(f));
             yard_star_broadcast_fail(f, &late);
             break;
         }
@@ -401,7 +402,7 @@ static yard_status knock(yard_fabric *f, yard_conn *conn, yard_error *err)
 
         if (wait_ms == 0)
             return yard_fail(err, YARD_ETIMEDOUT, "fabric: rendezvous: no %s after %.1f s: %s",
-                             whom, (double)f->config.start_timeout_us / 1e6, why);
+                             whom, yard_stage_seconds(f), why);
         conn->fd = connect_once(f, &why);
         if (conn->fd >= 0) {
             st = yard_auth_connect(conn, f->text.secret, whom, f->stage.until, err);

@@ -14,6 +14,7 @@ enum {
     FIRST_NOTICE_US = 3000000,
     NEXT_NOTICE_US = 10000000,
     MAX_BLOB_BYTES = 4096,
+    ASK_MS = 50,        /* whether the caller gives up */
     SLACK_US = 2000000, /* others wait longer than rank 0, whose message names who is missing */
     GOODBYE_US = 500000
 };
@@ -37,7 +38,11 @@ int yard_stage_wait_ms(yard_fabric *f, const char *whom)
     const uint64_t now = yard_now_us();
     yard_stage *s = &f->stage;
     yard_deadline wake;
+    int wait_ms;
 
+    s->given_up = s->given_up || (f->config.gives_up && f->config.gives_up(f->config.gives_up_ctx));
+    if (s->given_up)
+        return 0;
     if (now >= s->next_notice_us) {
         char line[512];
 
@@ -50,7 +55,15 @@ int yard_stage_wait_ms(yard_fabric *f, const char *whom)
     if (now >= s->until)
         return 0;
     wake = s->next_notice_us < s->until ? s->next_notice_us : s->until;
-    return (int)((wake - now) / 1000) + 1;
+    wait_ms = (int)((wake - now) / 1000) + 1;
+    return f->config.gives_up && wait_ms > ASK_MS ? ASK_MS : wait_ms;
+}
+
+double yard_stage_seconds(const yard_fabric *f)
+{
+    const yard_stage *s = &f->stage;
+
+    return (double)(s->given_up ? yard_now_us() - s->begun_us : f->config.start_timeout_us) / 1e6;
 }
 
 void yard_ranks_text(char *text, size_t n_text, const bool *missing, uint32_t n_ranks)
@@ -279,7 +292,7 @@ yard_status yard_star_gather(yard_fabric *f, uint64_t slack_us, const char *whom
         wait_ms = yard_stage_wait_ms(f, whom ? whom : ranks);
         if (wait_ms == 0) {
             yard_fail(&late, YARD_ETIMEDOUT, "fabric: %s: %s missing after %.1f s", f->stage.name,
-                      whom ? whom : ranks, (double)f->config.start_timeout_us / 1e6);
+                      whom ? whom : ranks, yard_stage_seconds(f));
             yard_star_broadcast_fail(f, &late);
         }
         poll(&p, 1, wait_ms);

@@ -217,6 +217,33 @@ static void missing_root_is_named(void **state)
     test_run(2, miss_root, NULL);
 }
 
+static bool is_asked_often(void *ctx)
+{
+    return ++*(int *)ctx == 3;
+}
+
+/* A rank that is alone waits for others as rank 0, or for rank 0; it gives up long before the
+ * deadline. */
+static void give_up(const yard_fabric_config *config, void *ctx)
+{
+    const uint32_t *who = ctx;
+    yard_fabric_config c = *config;
+    int n_asked = 0;
+
+    c.start_timeout_us = 300000000;
+    c.gives_up = is_asked_often;
+    c.gives_up_ctx = &n_asked;
+    if (c.rank == *who)
+        expect_failure(&c, YARD_ETIMEDOUT, "rendezvous: its caller gave up after ");
+}
+
+static void a_caller_may_give_up(void **state)
+{
+    (void)state;
+    for (uint32_t who = 0; who < 2; who++)
+        test_run(2, give_up, &who);
+}
+
 static void know_another_secret(const yard_fabric_config *config, void *ctx)
 {
     yard_fabric_config c = *config;
@@ -465,6 +492,7 @@ int main(void)
         cmocka_unit_test(two_rank_zeros),
         cmocka_unit_test(missing_ranks_are_named),
         cmocka_unit_test(missing_root_is_named),
+        cmocka_unit_test(a_caller_may_give_up),
         cmocka_unit_test(wrong_secret_is_refused),
         cmocka_unit_test(strays_do_not_disturb),
         cmocka_unit_test(early_death_ends_the_start),
