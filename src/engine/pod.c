@@ -71,6 +71,7 @@ static yard_status open_pod(yard_pod *pod, yard_error *err)
                                         .secret = c->secret,
                                         .bind_host = c->bind_host,
                                         .start_timeout_us = start_us,
+                                        .alone = c->n_pods <= 1,
                                         .reports = r % pod->tp == 0 };
         rank->engine.n_threads = threads_for(c);
         pod->process[r].wire.fd = -1;

@@ -11,6 +11,7 @@
 
 #include "engine/engine_impl.h"
 #include "engine/pod_wire.h"
+#include "engine/signature.h"
 
 enum { IDLE_WAIT_US = 10000000 };
 
@@ -24,10 +25,12 @@ typedef struct rank {
     const yard_pod_rank_config *config;
     yard_wire wire;
     size_t heap_bytes;
+    char signature[YARD_ENGINE_SIGNATURE_BYTES];
     yard_fabric *fabric; /* NULL: in no group */
     yard_engine *engine; /* NULL: never was in one */
     yard_form_frame form;
     bool forms, leaves, quits; /* what the pod said last */
+    yard_error failure;        /* why this rank never will work; it still has to tell the others */
 
     id_pair *ids; /* [n_ids] of live requests, ascending */
     size_t n_ids, max_ids;
@@ -263,6 +266,15 @@ static void stop_watcher(rank *r)
 
 /* ---- in a group -------------------------------------------------------------------------- */
 
+/* While the fabric waits for other ranks: the pod may say that they do not come. */
+static bool gives_up(void *ctx)
+{
+    rank *r = ctx;
+
+    take_frames(r);
+    return r->leaves || r->quits;
+}
+
 static yard_status join_fabric(rank *r, yard_error *err)
 {
     yard_fabric_config c = YARD_FABRIC_CONFIG_INIT;
@@ -279,6 +291,9 @@ static yard_status join_fabric(rank *r, yard_error *err)
         c.timeout_us = r->config->engine.timeout_us;
     c.notice = warn_pod;
     c.notice_ctx = r;
+    c.config_text = r->signature;
+    c.gives_up = gives_up;
+    c.gives_up_ctx = r;
     return yard_fabric_create(&r->fabric, &c, err);
 }
 
@@ -312,6 +327,8 @@ static yard_status join_group(rank *r, yard_error *err)
     r->forms = r->leaves = false;
     tell_progress(r, "fabric", 0, 1);
     st = join_fabric(r, err);
+    if (r->failure.status != YARD_OK)
+        return yard_fail(err, r->failure.status, "%s", r->failure.message);
     if (st == YARD_OK) {
         tell_progress(r, "weights", 0, 1);
         st = join_engine(r, err);
@@ -440,20 +457,54 @@ static bool may_pass(yard_status st)
     return st == YARD_EPEER || st == YARD_ETIMEDOUT || st == YARD_EIO;
 }
 
+/* This rank never will work. Ranks of other pods cannot know: where there are some, it comes to the
+ * next rendezvous with its reason for a signature, and they refuse each other. */
+static void fail(rank *r, const yard_error *err)
+{
+    const bool refused = r->form.rendezvous[0] && !r->fabric; /* then all have heard */
+
+    r->failure = *err;
+    if (r->config->alone || refused) {
+        send_text(r, YARD_FRAME_FAILED, err->message);
+        r->quits = true;
+        return;
+    }
+    warn_pod(r, err->message);
+    snprintf(r->signature, sizeof(r->signature), "error %.*s", YARD_ENGINE_SIGNATURE_BYTES - 7,
+             err->message);
+}
+
 static bool open_rank(rank *r)
 {
     yard_engine_budget budget;
     yard_error err = { 0 };
+    yard_status st;
 
     r->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     r->drained = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (yard_engine_budget_of(&r->config->engine, r->config->n_ranks, r->config->rank, &budget,
-                              &err) != YARD_OK) {
-        send_text(r, YARD_FRAME_FAILED, err.message);
-        return false;
-    }
+    st = yard_engine_budget_of(&r->config->engine, r->config->n_ranks, r->config->rank, &budget,
+                               &err);
+    if (st == YARD_OK)
+        st = yard_engine_sign(&r->config->engine, r->signature, &err);
     r->heap_bytes = budget.heap_bytes;
+    if (st != YARD_OK)
+        fail(r, &err);
     return r->stop >= 0 && r->drained >= 0;
+}
+
+/* The group is over, or was not joined. */
+static void report_end(rank *r, yard_status st, const yard_error *err)
+{
+    if (r->failure.status != YARD_OK) {
+        send_text(r, YARD_FRAME_FAILED, r->failure.message);
+        r->quits = true;
+    } else if (!may_pass(st)) {
+        fail(r, err);
+        if (!r->quits)
+            send_text(r, YARD_FRAME_LOST, err->message);
+    } else if (!r->leaves) { /* who is told to leave does not complain */
+        send_text(r, YARD_FRAME_LOST, err->message);
+    }
 }
 
 static void run(rank *r)
@@ -473,9 +524,8 @@ static void run(rank *r)
         if (st == YARD_OK)
             st = serve(r, &err);
         if (st != YARD_OK)
-            send_text(r, may_pass(st) ? YARD_FRAME_LOST : YARD_FRAME_FAILED, err.message);
+            report_end(r, st, &err);
         leave_group(r);
-        r->quits = r->quits || (st != YARD_OK && !may_pass(st));
     }
 }
 

@@ -9,6 +9,7 @@ typedef struct yard_pod_rank_config {
     uint32_t rank, n_ranks;                     /* of the group */
     const char *transport, *secret, *bind_host; /* as yard_fabric_config */
     uint64_t start_timeout_us;                  /* of each start stage */
+    bool alone;                                 /* all ranks of the group are of one pod */
     bool reports; /* sends events: the first rank of an instance; the others' are the same */
 } yard_pod_rank_config;
 

@@ -22,6 +22,11 @@ same()
     [ -n "$2" ] && [ "$2" = "$3" ] || fail "$1: '$2' and '$3' differ"
 }
 
+free_port()
+{
+    python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+}
+
 prompts=('In the beginning' 'A river' '<｜begin▁of▁sentence｜><｜User｜>What is a horse?<｜Assistant｜>' 'The king' 'Two')
 printf '%s\n' "${prompts[@]:0:4}" >"$dir/prompts"
 printf '\n"\\u0054wo"\n' >>"$dir/prompts"
@@ -69,6 +74,36 @@ expect 1 $model --prompt x --ranks 2 --transport none
 grep -q "transport: 'none'" "$dir/err" || fail "a transport that is not: $(cat "$dir/err")"
 expect 1 $model --ids 99999 --ranks 2
 grep -q 'prompt 0: .*99999' "$dir/err" || fail "an id outside the vocabulary: $(cat "$dir/err")"
+
+# ---- two pods that cannot be one group: both say why, at once ----
+# refused TEXT MODEL MODEL ARGUMENT..: the second pod has the arguments
+refused()
+{
+    local text=$1 models=("$2" "$3") at="127.0.0.1:$(free_port)" job=() i
+    shift 3
+    for i in 0 1; do
+        [ $i -eq 0 ] || models[1]+=" $*"
+        YARD_RANK=$i YARD_SIZE=2 YARD_RENDEZVOUS=$at YARD_SECRET=words generate ${models[i]} --prompt x \
+            --start-timeout 200 >"$dir/out$i" 2>"$dir/err$i" </dev/null &
+        job[i]=$!
+    done
+    for i in 0 1; do
+        wait "${job[i]}"
+        [ $? -eq 1 ] && grep -q "$text" "$dir/err$i" || fail "pod $i: want '$text', got $(cat "$dir/err$i")"
+    done
+}
+
+mkdir "$dir/other" "$dir/broken"
+cp $model/* "$dir/other"
+echo >>"$dir/other/config.json"
+cp $model/*.json "$dir/broken"
+refused "rank 0 has 'mode quantised', rank 1 has 'mode exact'" $model $model --exact
+refused "rank 0 has 'tp 1, max_tokens 512', rank [23] has 'tp 2, max_tokens 64'" "$model --ranks 2" $model --ranks 2 \
+    --tp 2 --max-batch-tokens 64
+refused "rank 0 has 'checkpoint .*', rank 1 has 'checkpoint " $model "$dir/other"
+refused "names shard 'model-00001-of-00002.safetensors', which is not there" "$dir/broken" $model
+refused "names shard 'model-00001-of-00002.safetensors', which is not there" $model "$dir/broken"
+refused 'n_ranks: 4 on rank 0, 2 on rank 1' "$model --ranks 2" $model
 
 # ---- Ctrl-C ----
 python3 - "$SWITCHYARD" $model <<'PY' || fail "Ctrl-C"

@@ -401,6 +401,34 @@ static void a_lost_rank_is_named(void **state)
 }
 
 /* No other rank waits for it: the pod itself sees that it is stopped. */
+/* One pod of two waits for the other, which never comes. When it loses a rank it begins again, and
+ * the rank that waited does not have to end for that. */
+static void a_rank_leaves_a_rendezvous(void **state)
+{
+    const uint64_t until_us = yard_now_us() + PATIENCE_US;
+    yard_pod_config c = pod_config(2, 1, NULL);
+    yard_pod *pod = NULL;
+    yard_error err = { 0 };
+    char rendezvous[64];
+    pid_t first;
+
+    (void)state;
+    snprintf(rendezvous, sizeof(rendezvous), "unix:yard-leaves-%d", getpid());
+    c.n_pods = 2;
+    c.rendezvous = rendezvous;
+    c.secret = "words";
+    assert_int_equal(yard_pod_create(&pod, &c, &err), YARD_OK);
+    while (yard_pod_generation(pod) < 1 && yard_now_us() < until_us)
+        assert_int_equal(yard_pod_run(pod, 1000, &err), YARD_OK);
+    first = yard_pod_rank_pid(pod, 0);
+    kill(yard_pod_rank_pid(pod, 1), SIGKILL);
+    while (yard_pod_generation(pod) < 2 && yard_now_us() < until_us)
+        assert_int_equal(yard_pod_run(pod, 1000, &err), YARD_OK);
+    assert_int_equal(yard_pod_generation(pod), 2);
+    assert_int_equal(yard_pod_rank_pid(pod, 0), first);
+    yard_pod_destroy(pod);
+}
+
 static void a_rank_alone_is_missed(void **state)
 {
     yard_pod *pod = open_pod(1, 1, NULL);
@@ -474,6 +502,7 @@ int main(void)
         cmocka_unit_test(impossible_pods_are_refused),
         cmocka_unit_test(a_lost_rank_is_named),
         cmocka_unit_test(a_rank_alone_is_missed),
+        cmocka_unit_test(a_rank_leaves_a_rendezvous),
         cmocka_unit_test(faults_end_in_service),
         cmocka_unit_test(the_process_that_starts_ranks_is_lost),
     };
