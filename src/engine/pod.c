@@ -214,12 +214,20 @@ uint32_t yard_pod_poll(yard_pod *pod, yard_pod_event *events, uint32_t max_event
     return n;
 }
 
+/* What one rank says is true of the group: a rank that was lost since then is not missed. Where the
+ * loss came just before, others may have finished all the same, and will not come to a new group;
+ * one attempt without them is enough for a pod that needs nothing itself. */
 static bool has_finished(const yard_pod *pod)
 {
-    for (uint32_t r = 0; r < pod->n_ranks; r++)
-        if (!pod->process[r].finished)
-            return false;
-    return true;
+    bool any = false, all = true;
+
+    for (uint32_t r = 0; r < pod->n_ranks; r++) {
+        any = any || pod->process[r].finished;
+        all = all && pod->process[r].finished;
+    }
+    if (yard_pod_serves(pod))
+        return all;
+    return any || (pod->requests.n == 0 && pod->generation.n_attempts > 1);
 }
 
 yard_status yard_pod_finish(yard_pod *pod, yard_error *err)

@@ -73,8 +73,8 @@ void yard_pod_wake_on(yard_pod *pod, int fd);
 yard_status yard_pod_run(yard_pod *pod, uint64_t timeout_us, yard_error *err);
 
 /* The orderly end where there are several pods: no request comes to this one any more, but its
- * ranks compute for the others until all pods have said so. Returns then. Errors: as
- * yard_pod_run(). */
+ * ranks compute for the others until all pods have said so. Returns then, or when a rank was lost
+ * at the end and the others do not come to a new group. Errors: as yard_pod_run(). */
 yard_status yard_pod_finish(yard_pod *pod, yard_error *err);
 
 /* As yard_event. The taker frees it. */
