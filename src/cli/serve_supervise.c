@@ -50,7 +50,10 @@ static void become(const supervisor *s, const child *c, pid_t parent)
     signal(SIGINT, SIG_IGN);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    fcntl(s->config->listen_fd, F_SETFD, c == &s->front ? 0 : FD_CLOEXEC);
+    if (c == &s->front)
+        fcntl(s->config->listen_fd, F_SETFD, 0);
+    else
+        dup2(STDERR_FILENO, STDOUT_FILENO); /* standard output tells when the service is ready */
     execv("/proc/self/exe", c->argv);
     _exit(EXIT_FAILURE);
 }

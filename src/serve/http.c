@@ -83,8 +83,6 @@ static void every_second(evutil_socket_t fd, short what, void *arg)
         evconnlistener_disable(http->listener);
     if (http->listener && !http->full && was_full)
         evconnlistener_enable(http->listener);
-    if (http->config.access_log)
-        fflush(http->config.access_log);
     yard_http_leave_if_drained(http);
 }
 
