@@ -108,7 +108,10 @@ static yard_status open_log(const char *path, FILE **out, yard_error *err)
     if (!path)
         return YARD_OK;
     *out = !strcmp(path, "-") ? stdout : fopen(path, "ae");
-    return *out ? YARD_OK : yard_fail(err, YARD_EIO, "--access-log %s: %s", path, strerror(errno));
+    if (!*out)
+        return yard_fail(err, YARD_EIO, "--access-log %s: %s", path, strerror(errno));
+    setvbuf(*out, NULL, _IOLBF, BUFSIZ); /* whoever kills the front has its last lines too */
+    return YARD_OK;
 }
 
 /* As many descriptors as connections are allowed, and some for engines and files. */

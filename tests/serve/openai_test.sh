@@ -4,7 +4,8 @@ set -uo pipefail
 
 python=$(tools/venv.sh "$YARD_BUILD_DIR/clients" tests/serve/requirements.txt) || exit $?
 dir=$(mktemp -d)
-trap 'kill -TERM $server 2>/dev/null; wait; rm -rf "$dir"' EXIT
+server=
+trap '[ -z "$server" ] || kill -KILL $server 2>/dev/null; wait; rm -rf "$dir"' EXIT
 "$SWITCHYARD" serve models/demo --port 0 --api-key not-this --api-key secret >"$dir/out" 2>"$dir/err" &
 server=$!
 until url=$(grep -o 'http://[0-9.]*:[0-9]*' "$dir/out" | head -n 1) && [ -n "$url" ]; do
@@ -15,5 +16,5 @@ done
 kill -TERM $server
 wait $server
 code=$?
-server=0
+server=
 [ $code -eq 0 ] || { echo "FAIL: want exit code 0 after SIGTERM, got $code" >&2; exit 1; }

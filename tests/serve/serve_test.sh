@@ -1,10 +1,10 @@
 # switchyard serve with the demo model: its command line, deaths of its processes, its end.
 . tests/cli/common.sh
 
-server=0
-engine_a=0
-engine_b=0
-trap 'for p in $server $engine_a $engine_b; do [ $p = 0 ] || kill -KILL $p 2>/dev/null; done; wait; rm -rf "$dir"' EXIT
+server=
+engine_a=
+engine_b=
+trap 'for p in $server $engine_a $engine_b; do kill -KILL $p 2>/dev/null; done; wait; rm -rf "$dir"' EXIT
 
 # wait_until COMMAND..: for a minute
 wait_until()
@@ -33,7 +33,7 @@ stop()
     kill -TERM $server
     wait $server
     local got=$?
-    server=0
+    server=
     [ $got -eq "$1" ] || fail "want exit code $1 after SIGTERM, got $got: $(cat "$dir/err")"
 }
 
@@ -71,7 +71,7 @@ usage() # WORDS ARGUMENT..
 {
     local words=$1 got
     shift
-    "$SWITCHYARD" serve "$@" >"$dir/out" 2>"$dir/err" </dev/null
+    timeout 60 "$SWITCHYARD" serve "$@" >"$dir/out" 2>"$dir/err" </dev/null
     got=$?
     [ $got -eq 2 ] || [ $got -eq 1 ] || fail "serve $*: want a failure, got $got"
     grep -q -- "$words" "$dir/err" || fail "serve $*: want '$words', got: $(cat "$dir/err")"
@@ -144,7 +144,7 @@ front_pid=$(child serve)
 rank_pid=$(pgrep -P "$engine_pid" | head -n 1)
 kill -KILL $server
 wait $server 2>/dev/null
-server=0
+server=
 wait_until gone "$engine_pid"
 wait_until gone "$front_pid"
 wait_until gone "$rank_pid"
@@ -174,7 +174,7 @@ sent()
 wait_until sent
 kill -KILL $engine_a
 wait $engine_a 2>/dev/null
-engine_a=0
+engine_a=
 for i in 1 2 3 4 5 6 7 8; do
     eval "wait \$curl$i"
     grep -q '"completion_tokens":100' "$dir/answer$i" || fail "request $i: $(cat "$dir/answer$i")"
@@ -185,8 +185,8 @@ engine_a=$!
 wait_until up 2
 kill -KILL $engine_a $engine_b
 wait $engine_a $engine_b 2>/dev/null
-engine_a=0
-engine_b=0
+engine_a=
+engine_b=
 wait_until is_not_ready
 [ "$(status -D "$dir/head" "$url/v1/completions" -d "$one")" = 503 ] || fail "without engines: $(cat "$dir/body")"
 grep -qi '^retry-after: ' "$dir/head" || fail "503 without Retry-After"
