@@ -227,7 +227,7 @@ static void fill_output(Switchyard__V1__Output *m, const yard_outputs *o, size_t
     m->tag = t->tag;
     m->choice = t->choice;
     m->n_token = t->n_tokens;
-    m->token = o->tokens + from->token_at;
+    m->token = t->n_tokens > 0 ? o->tokens + from->token_at : NULL;
     m->finish = finish_out[t->finish];
     m->n_cached = t->n_cached;
     m->of_prompt = t->of_prompt;
