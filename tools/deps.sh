@@ -73,6 +73,7 @@ list_test() {
     need "$(clang_runtime)" "sanitizer and fuzzer runtime of clang"
     need "$(first_known clang-format-14 clang-format)" "format check"
     need python3 "checks of the tree (standard library only)"
+    need procps "processes of a service in tests"
     need python3-venv "packages that are clients in tests, in the build folder"
     need libfabric-dev "transport for InfiniBand and EFA: headers, and the library that tests load"
     need iproute2 "network namespaces as nodes in tests"

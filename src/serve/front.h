@@ -41,14 +41,14 @@ typedef struct yard_front_config {
     uint32_t max_queued;         /* requests that wait for room; default 1,024 */
     uint64_t request_timeout_us; /* of a request, from its arrival; default 600 s */
     uint64_t keep_alive_us;      /* silence after which a stream gets a comment; default 5 s */
-    size_t long_body_bytes;      /* longer bodies are read by the thread; default 64 KiB */
+    size_t long_body_bytes;      /* longer bodies are read by the thread; default 16 KiB, 2 ms */
     yard_notify notify;          /* warnings: engines that come and go */
 } yard_front_config;
 
 #define YARD_FRONT_CONFIG_INIT                                                                     \
     {                                                                                              \
         .size = sizeof(yard_front_config), .max_queued = 1024, .request_timeout_us = 600000000,    \
-        .keep_alive_us = 5000000, .long_body_bytes = 64 << 10                                      \
+        .keep_alive_us = 5000000, .long_body_bytes = 16 << 10                                      \
     }
 
 enum { YARD_FRONT_MAX_POD_INSTANCES = 64 };

@@ -4,6 +4,8 @@
 
 #include "serve/front_impl.h"
 
+enum { MAX_TOKENIZE_BYTES = 8 << 20 }; /* a second of work */
+
 void yard_front_prepared_release(yard_front_prepared *p)
 {
     for (uint32_t i = 0; i < p->n_prompts; i++) {
@@ -223,6 +225,9 @@ static yard_status prepare(yard_front_prepared *p, const yard_front_model_data *
     }
     if (is_chat(r))
         st = prepare_messages(p, m, context);
+    else if (route == YARD_ROUTE_TOKENIZE && r->prompt[0].n_bytes > MAX_TOKENIZE_BYTES)
+        st = yard_api_refuse(&p->error, NULL, "prompt", "want at most %d bytes, got %zu",
+                             MAX_TOKENIZE_BYTES, r->prompt[0].n_bytes);
     else if (route == YARD_ROUTE_TOKENIZE)
         st = encode(p, m, p->prompt, r->prompt[0].text, r->prompt[0].n_bytes, r->add_special_tokens,
                     UINT32_MAX);
