@@ -323,11 +323,12 @@ static void count_head(const yard_bench_ops_case *c, const yard_bench_ops_size *
 
 /* ---- the list ------------------------------------------------------------------------------ */
 
-#define LINEAR(use, name, applies)                                                                 \
+#define LINEAR_OF(dtype, use, name, applies)                                                       \
     {                                                                                              \
         "linear", name, applies, place_linear, run_linear, prepare_linear, shrink_linear,          \
-            count_linear, YARD_FP8_E4M3, use,                                                      \
+            count_linear, dtype, use,                                                              \
     }
+#define LINEAR(use, name, applies) LINEAR_OF(YARD_FP8_E4M3, use, name, applies)
 #define GROUPED(use, name)                                                                         \
     {                                                                                              \
         "grouped_linear", name, has_experts, place_grouped, run_grouped, prepare_grouped,          \
@@ -351,8 +352,8 @@ const yard_bench_ops_case *yard_bench_ops_products(uint32_t *n)
         LINEAR(DENSE_DOWN, "dense_down", has_dense),
         LINEAR(SHARED_GATE, "shared_gate", has_shared),
         LINEAR(SHARED_DOWN, "shared_down", has_shared),
-        LINEAR(ROUTER, "router", has_experts),
-        LINEAR(HEAD, "head", has_head),
+        LINEAR_OF(YARD_BF16, ROUTER, "router", has_experts),
+        LINEAR_OF(YARD_BF16, HEAD, "head", has_head),
         GROUPED(EXPERT_GATE, "expert_gate"),
         GROUPED(EXPERT_DOWN, "expert_down"),
         PER_HEAD(K_B, "k_b"),
