@@ -21,6 +21,7 @@ enum {
     MAX_TILE_ROWS = 64,    /* rows of x that a product holds at once */
     PANEL_ROWS = 8,        /* rows of w decoded at once for them */
     PANEL_K = 512,         /* and so many columns of them, a multiple of YARD_GROUP */
+    BLOCK_ROWS = 32,       /* rows of w that use a panel's columns of x in turn */
     FEW_ROWS = 4,          /* up to so many rows of x, w is decoded in registers instead */
     SQUARE_LANES = 64,     /* of a norm's sum: enough for a GPU to make the same sum at speed */
     MAX_TASK_COLUMNS = 256 /* of a task of linear */
@@ -134,7 +135,7 @@ typedef struct cpu_scratch {
     float *x_scale;   /* their scales */
     float *latent;    /* [64, kv_rank + rope] one page of the cache */
     float *panel;     /* decoded rows of w, or what fp8_dot wants */
-    float *lanes;     /* [MAX_TILE_ROWS, PANEL_ROWS, LANES] */
+    float *lanes;     /* [BLOCK_ROWS / PANEL_ROWS, MAX_TILE_ROWS, PANEL_ROWS, LANES] */
     float *out;       /* [MAX_TILE_ROWS, columns of a task] */
     float *k, *v;     /* [64, nope + rope], [64, v] one page of one head, expanded */
     float *score;     /* [rows, 64] */

@@ -42,8 +42,9 @@ static void product_few(const cpu_kernels *k, const product_args *a)
 
 /* A panel: columns [at, at + n_k) of n_w rows of w are decoded once and used for all rows of x. */
 static void add_panel(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a, uint32_t n,
-                      uint32_t n_w, uint32_t at, uint32_t n_k)
+                      uint32_t n_w, uint32_t at, float *lanes)
 {
+    const uint32_t n_k = a->w->cols - at < PANEL_K ? a->w->cols - at : PANEL_K;
     const size_t element_bytes = yard_dtype_bytes(a->w->dtype);
     const uint32_t group = at / YARD_GROUP;
     const float *scales[PANEL_ROWS];
@@ -60,7 +61,7 @@ static void add_panel(const cpu_kernels *k, cpu_scratch *scratch, const product_
         .w_scale = scale_rows(a->w, a->w_first + n, n_w, scales),
         .y = at + n_k == a->w->cols ? a->y + n : NULL,
         .y_ld = a->y_ld,
-        .lanes = scratch->lanes,
+        .lanes = lanes,
         .continued = at > 0,
     };
 
@@ -74,16 +75,22 @@ static void add_panel(const cpu_kernels *k, cpu_scratch *scratch, const product_
     k->dot(&args);
 }
 
+/* Columns [at, at + PANEL_K) of x meet BLOCK_ROWS rows of w, a panel after the other, while they
+ * are in the second cache. */
+static void add_block(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a,
+                      uint32_t n0, uint32_t n_w, uint32_t at)
+{
+    float *lanes = scratch->lanes;
+
+    for (uint32_t n = 0; n < n_w; n += PANEL_ROWS, lanes += MAX_TILE_ROWS * PANEL_ROWS * LANES)
+        add_panel(k, scratch, a, n0 + n, n_w - n < PANEL_ROWS ? n_w - n : PANEL_ROWS, at, lanes);
+}
+
 static void product_many(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a)
 {
-    const uint32_t n_k = a->w->cols;
-
-    for (uint32_t n = 0; n < a->n_w; n += PANEL_ROWS) {
-        const uint32_t n_w = a->n_w - n < PANEL_ROWS ? a->n_w - n : PANEL_ROWS;
-
-        for (uint32_t at = 0; at < n_k; at += PANEL_K)
-            add_panel(k, scratch, a, n, n_w, at, n_k - at < PANEL_K ? n_k - at : PANEL_K);
-    }
+    for (uint32_t n = 0; n < a->n_w; n += BLOCK_ROWS)
+        for (uint32_t at = 0; at < a->w->cols; at += PANEL_K)
+            add_block(k, scratch, a, n, a->n_w - n < BLOCK_ROWS ? a->n_w - n : BLOCK_ROWS, at);
 }
 
 /* Rows of w that share a row of blocks, and so their scales. */
