@@ -120,7 +120,7 @@ static const struct argp_option option_list[] = {
     { "max-queued", KEY_MAX_QUEUED, "N", 0,
       "Requests that may wait; more get status 429 (default 1024)", 3 },
     { "request-timeout", KEY_REQUEST_TIMEOUT, "S", 0,
-      "Seconds for a request, waiting included (default 600)", 3 },
+      "Seconds for a request, waiting included (default 3600)", 3 },
     { "max-connections", KEY_MAX_CONNECTIONS, "N", 0, "Further ones wait (default 4096)", 3 },
     { "max-body", KEY_MAX_BODY, "MIB", 0, "Largest body of a request (default 64)", 3 },
     { "drain-timeout", KEY_DRAIN_TIMEOUT, "S", 0,

@@ -39,7 +39,7 @@ typedef struct yard_front_config {
     const yard_link_ops *link;   /* required */
     const char *template_name;   /* NULL: by the checkpoint's own */
     uint32_t max_queued;         /* requests that wait for room; default 1,024 */
-    uint64_t request_timeout_us; /* of a request, from its arrival; default 600 s */
+    uint64_t request_timeout_us; /* of a request, from its arrival; default an hour */
     uint64_t keep_alive_us;      /* silence after which a stream gets a comment; default 5 s */
     size_t long_body_bytes;      /* longer bodies are read by the thread; default 16 KiB, 2 ms */
     yard_notify notify;          /* warnings: engines that come and go */
@@ -47,7 +47,7 @@ typedef struct yard_front_config {
 
 #define YARD_FRONT_CONFIG_INIT                                                                     \
     {                                                                                              \
-        .size = sizeof(yard_front_config), .max_queued = 1024, .request_timeout_us = 600000000,    \
+        .size = sizeof(yard_front_config), .max_queued = 1024, .request_timeout_us = 3600000000,   \
         .keep_alive_us = 5000000, .long_body_bytes = 16 << 10                                      \
     }
 
@@ -83,7 +83,8 @@ typedef struct yard_front_sink {
     void (*answer)(void *ctx, const yard_front_summary *summary, const yard_api_out *body,
                    uint32_t retry_after_s);
     /* Server-sent events; the first call begins an answer of status 200. summary: NULL unless these
-     * are the last. False: the client is gone or does not read; the job ends, nothing follows. */
+     * are the last. False: the client is gone or does not read; the job ends, nothing follows.
+     * events->no_memory: they are lost, so the connection must be cut, and false be returned. */
     bool (*events)(void *ctx, const yard_front_summary *summary, const yard_api_out *events);
 } yard_front_sink;
 

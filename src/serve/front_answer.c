@@ -75,17 +75,15 @@ void yard_front_answer(yard_front *front, uint64_t now_us, yard_front_job *job, 
     sink->answer(job->ctx, &summary, body, retry_after_s);
 }
 
-/* front->out goes to the client. An event that memory was not enough for is a lost client: what it
- * would get has a hole. */
+/* front->out goes to the client. */
 static void send_events(yard_front *front, uint64_t now_us, yard_front_job *job, int last_status)
 {
     yard_front_summary summary;
-    bool taken = !front->out.no_memory;
+    bool taken;
 
     if (last_status != 0)
         summary = sum_up(front, now_us, job, last_status);
-    if (taken)
-        taken = job->sink->events(job->ctx, last_status ? &summary : NULL, &front->out);
+    taken = job->sink->events(job->ctx, last_status ? &summary : NULL, &front->out);
     job->begun = true;
     job->sent_us = now_us;
     if (!taken && last_status == 0) {

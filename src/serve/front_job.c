@@ -161,9 +161,8 @@ static bool open_parts(yard_front_job *job)
     job->parts = calloc(p->n_prompts, sizeof(*job->parts));
     if (!job->parts)
         return false;
-    job->n_parts = p->n_prompts;
-    for (uint32_t i = 0; i < job->n_parts; i++) {
-        yard_front_part *part = &job->parts[i];
+    for (uint32_t i = 0; i < p->n_prompts; i++) {
+        yard_front_part *part = &job->parts[job->n_parts++];
 
         *part = (yard_front_part){ .job = job, .prompt = &p->prompt[i] };
         part->choices = calloc(p->request.n, sizeof(*part->choices));
@@ -235,6 +234,11 @@ static void begin(yard_front *front, uint64_t now_us, yard_front_job *job)
     yard_front_fail(front, now_us, job, &error, retry_after_s);
 }
 
+static bool is_answered_here(yard_front_route route)
+{
+    return route == YARD_ROUTE_TOKENIZE || route == YARD_ROUTE_DETOKENIZE;
+}
+
 /* prepared is there. */
 void yard_front_job_read(yard_front *front, uint64_t now_us, yard_front_job *job)
 {
@@ -246,8 +250,8 @@ void yard_front_job_read(yard_front *front, uint64_t now_us, yard_front_job *job
         yard_front_job_close(job);
         return;
     }
-    if (p->error.http_status == 0 && p->answer.n_bytes > 0) {
-        yard_front_answer(front, now_us, job, 200, &p->answer, 0);
+    if (p->error.http_status == 0 && is_answered_here(job->route)) {
+        yard_front_answer(front, now_us, job, p->answer.no_memory ? 500 : 200, &p->answer, 0);
         yard_front_job_close(job);
         return;
     }

@@ -190,7 +190,8 @@ static bool on_events(void *ctx, const yard_front_summary *summary, const yard_a
     yard_http_exchange *x = ctx;
     struct bufferevent *b = bufferevent_of(x->request);
     struct evbuffer *chunk = evbuffer_new();
-    bool good = chunk && evbuffer_add(chunk, events->bytes, events->n_bytes) == 0;
+    bool good =
+        !events->no_memory && chunk && evbuffer_add(chunk, events->bytes, events->n_bytes) == 0;
 
     if (good && !x->begun) {
         x->begun = true;

@@ -86,12 +86,15 @@ static bool fake_next(yard_link *link, yard_link_event *out)
 static bool fake_generate(yard_link *link, uint32_t instance, uint64_t tag,
                           const yard_request *request)
 {
-    fake_sent *s = &link->sent[link->n_sent++];
+    fake_sent *s = &link->sent[link->n_sent];
 
-    if (link->n_sent > FAKE_MAX_SENT)
+    if (link->n_sent == FAKE_MAX_SENT)
         abort();
     *s = (fake_sent){ .tag = tag, .instance = instance, .request = *request };
     s->prompt = malloc(request->n_prompt * sizeof(*s->prompt));
+    if (!s->prompt)
+        return false;
+    link->n_sent++;
     memcpy(s->prompt, request->prompt, request->n_prompt * sizeof(*s->prompt));
     return true;
 }

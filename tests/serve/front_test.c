@@ -616,7 +616,7 @@ static void silence_and_its_end(void **state)
     run(s);
     assert_string_equal(s->client[0].text, ": keep-alive\n\n");
     assert_int_equal(s->client[1].status, 0);
-    s->now_us += 600 * (uint64_t)SECOND_US;
+    s->now_us += 3600 * (uint64_t)SECOND_US;
     run(s);
     assert_non_null(strstr(s->client[0].text, "data: {\"error\":{"));
     assert_int_equal(s->client[1].status, 504);
