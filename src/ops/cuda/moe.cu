@@ -230,28 +230,28 @@ static __global__ void __launch_bounds__(MOE_THREADS)
 {
     const yard_moe_gather_args &a = n.a;
     const yard_rows y = { YARD_F32, a.n_cols, a.y, NULL };
-    const uint32_t n_fours = (a.n_cols + LANE_COLS - 1) / LANE_COLS;
+    const uint32_t n_eights = (a.n_cols + LANE_COLS - 1) / LANE_COLS;
 
     allow_next_kernel();
     wait_previous_kernel();
-    const uint32_t n_items = (uint32_t)*a.n_tokens * n_fours;
+    const uint32_t n_items = (uint32_t)*a.n_tokens * n_eights;
     for (uint32_t i = blockIdx.x * MOE_THREADS + threadIdx.x; i < n_items;
          i += gridDim.x * MOE_THREADS) {
-        const uint32_t t = i / n_fours, col = i % n_fours * LANE_COLS;
-        four sum = {};
+        const uint32_t t = i / n_eights, col = i % n_eights * LANE_COLS;
+        eight sum = {};
 #pragma unroll 8
         for (uint32_t k = 0; k < a.top_k; k++) {
             const int32_t row = a.row_index[(size_t)t * a.top_k + k];
             const float weight = a.weight[(size_t)t * a.top_k + k];
             if (row < 0)
                 continue;
-            const four x =
-                load_four(a.expert_y, (size_t)row * a.expert_y.ld, col, a.n_cols, n.wide);
+            const eight x =
+                load_eight(a.expert_y, (size_t)row * a.expert_y.ld, col, a.n_cols, n.wide);
 #pragma unroll
             for (int c = 0; c < LANE_COLS; c++)
                 sum.v[c] = __fmaf_rn(x.v[c], weight, sum.v[c]);
         }
-        store_four(y, (size_t)t * a.n_cols, col, a.n_cols, n.wide, sum);
+        store_eight(y, (size_t)t * a.n_cols, col, a.n_cols, n.wide, sum);
     }
 }
 

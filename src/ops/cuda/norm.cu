@@ -7,10 +7,10 @@
 
 enum {
     NORM_THREADS = 512,
-    NORM_WARPS = NORM_THREADS / WARP_LANES,
+    NORM_STEP = NORM_THREADS * LANE_COLS, /* columns of one piece of a row */
+    NORM_MAX_PIECES = 4,
     NORM_MAX_BLOCKS = 132 * 4,
-    SQUARE_LANES = 64,
-    MAX_SHARED_BYTES = 160 << 10
+    SQUARE_LANES = 64
 };
 
 /* What the definition's sum_squares gives; values [n_cols], zeros up to a multiple of 64. All
@@ -39,9 +39,10 @@ static __device__ __forceinline__ float inverse_rms(float squares, uint32_t n_co
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(squares, (float)n_cols), eps)));
 }
 
-static __device__ __forceinline__ four normalised(const four &x, float inverse, const four &weight)
+static __device__ __forceinline__ eight normalised(const eight &x, float inverse,
+                                                   const eight &weight)
 {
-    four y;
+    eight y;
 
 #pragma unroll
     for (int i = 0; i < LANE_COLS; i++)
@@ -49,16 +50,10 @@ static __device__ __forceinline__ four normalised(const four &x, float inverse, 
     return y;
 }
 
-static __device__ __forceinline__ four from_shared(const float *p)
-{
-    const float4 raw = *(const float4 *)p;
-
-    return (four){ { raw.x, raw.y, raw.z, raw.w } };
-}
-
-static __device__ __forceinline__ void to_shared(float *p, const four &x)
+static __device__ __forceinline__ void to_shared(float *p, const eight &x)
 {
     *(float4 *)p = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
+    *(float4 *)(p + 4) = make_float4(x.v[4], x.v[5], x.v[6], x.v[7]);
 }
 
 /* ---- rms_norm_quant -------------------------------------------------------------------------- */
@@ -68,60 +63,72 @@ typedef struct norm_args {
     bool wide, weight_wide;
 } norm_args;
 
-static __device__ __forceinline__ void load_row(const norm_args &n, uint32_t row, float *values)
+/* All loads first: one trip to memory, not one a piece. */
+template <int PIECES>
+static __device__ __forceinline__ void load_row(const norm_args &n, uint32_t row,
+                                                eight (&x)[PIECES])
 {
     const yard_rms_norm_args &a = n.a;
+    const uint32_t first = threadIdx.x * LANE_COLS;
+    eight add[PIECES];
 
-    for (uint32_t at = threadIdx.x; at * LANE_COLS < a.n_cols; at += NORM_THREADS) {
-        const uint32_t col = at * LANE_COLS;
-        four x = load_four(a.x, (size_t)row * a.x.ld, col, a.n_cols, n.wide);
-        if (a.add.data) {
-            const four add = load_four(a.add, (size_t)row * a.add.ld, col, a.n_cols, n.wide);
 #pragma unroll
-            for (int i = 0; i < LANE_COLS; i++)
-                x.v[i] = __fadd_rn(x.v[i], add.v[i]);
-            store_four(a.x, (size_t)row * a.x.ld, col, a.n_cols, n.wide, x);
-        }
-        to_shared(values + col, x);
+    for (int p = 0; p < PIECES; p++) {
+        const uint32_t col = first + p * NORM_STEP;
+        x[p] = load_eight(a.x, (size_t)row * a.x.ld, col, a.n_cols, n.wide);
+        if (a.add.data)
+            add[p] = load_eight(a.add, (size_t)row * a.add.ld, col, a.n_cols, n.wide);
+    }
+    if (!a.add.data)
+        return;
+#pragma unroll
+    for (int p = 0; p < PIECES; p++) {
+#pragma unroll
+        for (int i = 0; i < LANE_COLS; i++)
+            x[p].v[i] = __fadd_rn(x[p].v[i], add[p].v[i]);
+        store_eight(a.x, (size_t)row * a.x.ld, first + p * NORM_STEP, a.n_cols, n.wide, x[p]);
     }
 }
 
-/* One row a block at a time: in shared memory from the first read to the last write. */
+/* One row a block at a time, in registers from the first read to the last write; shared memory has
+ * a copy for the sum, whose lanes run across threads. */
+template <int PIECES>
 static __global__ void __launch_bounds__(NORM_THREADS)
     rms_norm_quant_kernel(const __grid_constant__ norm_args n)
 {
     extern __shared__ float4 raw[];
     __shared__ float lanes[SQUARE_LANES];
     const yard_rms_norm_args &a = n.a;
-    const uint32_t n_groups = (a.n_cols + YARD_GROUP - 1) / YARD_GROUP;
-    const uint32_t lane = threadIdx.x % WARP_LANES, warp = threadIdx.x / WARP_LANES;
     const yard_rows weight = { a.weight_dtype, a.n_cols, (void *)a.weight, NULL };
-    float *values = (float *)raw, *weights = values + n_groups * YARD_GROUP;
+    const uint32_t first = threadIdx.x * LANE_COLS;
+    float *values = (float *)raw;
+    eight x[PIECES], w[PIECES];
 
     allow_next_kernel();
     /* weights do not depend on any kernel before this one */
-    for (uint32_t col = threadIdx.x * LANE_COLS; col < a.n_cols; col += NORM_THREADS * LANE_COLS)
-        to_shared(weights + col, load_four(weight, 0, col, a.n_cols, n.weight_wide));
+#pragma unroll
+    for (int p = 0; p < PIECES; p++)
+        w[p] = load_eight(weight, 0, first + p * NORM_STEP, a.n_cols, n.weight_wide);
     wait_previous_kernel();
 
     for (uint32_t row = blockIdx.x; row < (uint32_t)*a.n_rows; row += gridDim.x) {
-        load_row(n, row, values);
+        load_row<PIECES>(n, row, x);
+#pragma unroll
+        for (int p = 0; p < PIECES; p++)
+            if (first + p * NORM_STEP < a.n_cols)
+                to_shared(values + first + p * NORM_STEP, x[p]);
         __syncthreads(); /* the row is whole */
         const float inverse = inverse_rms(sum_squares(values, a.n_cols, lanes), a.n_cols, a.eps);
-        for (uint32_t group = warp; group < n_groups; group += NORM_WARPS) {
-            const uint32_t at = group * YARD_GROUP + lane * LANE_COLS;
-            four y = {};
-            if (at < a.n_cols)
-                y = normalised(from_shared(values + at), inverse, from_shared(weights + at));
-            emit_group(a.y, row, group, lane, a.n_cols, a.ue8m0, n.wide, y);
+#pragma unroll
+        for (int p = 0; p < PIECES; p++) {
+            /* warps leave together: a warp's columns are two groups */
+            if (first / (2 * YARD_GROUP) * (2 * YARD_GROUP) + p * NORM_STEP >= a.n_cols)
+                break;
+            emit_eight(a.y, row, first + p * NORM_STEP, a.n_cols, a.ue8m0, n.wide,
+                       normalised(x[p], inverse, w[p]));
         }
         __syncthreads(); /* the next row takes the same places */
     }
-}
-
-static size_t norm_shared_bytes(uint32_t n_cols)
-{
-    return (size_t)2 * yard_group_count(n_cols) * YARD_GROUP * sizeof(float);
 }
 
 static bool is_plain(yard_dtype dtype)
@@ -138,26 +145,37 @@ yard_status yard_cuda_rms_norm_launch(const yard_rms_norm_args *a, uint32_t max_
                               is_wide(&a->y.plain, a->n_cols) && is_wide(&a->y.quant, a->n_cols),
                           is_wide(&weight, a->n_cols) };
 
-    if (norm_shared_bytes(a->n_cols) > MAX_SHARED_BYTES)
-        return yard_fail(err, YARD_EINVAL, "rms_norm: want at most %u columns, got %u",
-                         (unsigned)(MAX_SHARED_BYTES / 2 / sizeof(float)), a->n_cols);
+    if (a->n_cols > NORM_MAX_PIECES * NORM_STEP)
+        return yard_fail(err, YARD_EINVAL, "rms_norm: want at most %d columns, got %u",
+                         NORM_MAX_PIECES * NORM_STEP, a->n_cols);
     if (!is_plain(a->x.dtype) || !is_plain(a->weight_dtype))
         return yard_fail(err, YARD_EINVAL, "rms_norm: want rows and weights in f32 or bf16");
     if (a->add.data && a->x.dtype != YARD_F32)
         return yard_fail(err, YARD_EINVAL, "rms_norm: want f32 rows where a sum is written back");
-    return launch_rows(rms_norm_quant_kernel, grid_for(max_rows, 1, NORM_MAX_BLOCKS), NORM_THREADS,
-                       norm_shared_bytes(a->n_cols), n, "rms_norm", stream, err);
+    return launch_rows(a->n_cols <= NORM_STEP       ? rms_norm_quant_kernel<1>
+                       : a->n_cols <= 2 * NORM_STEP ? rms_norm_quant_kernel<2>
+                                                    : rms_norm_quant_kernel<NORM_MAX_PIECES>,
+                       grid_for(max_rows, 1, NORM_MAX_BLOCKS), NORM_THREADS,
+                       yard_align_up(a->n_cols, LANE_COLS) * sizeof(float), n, "rms_norm", stream,
+                       err);
 }
 
 /* ---- rope_append_kv -------------------------------------------------------------------------- */
 
-enum { APPEND_THREADS = 160, APPEND_MAX_BLOCKS = 132 * 8, APPEND_MAX_RANK = 4096 };
+enum { APPEND_THREADS = 96, APPEND_MAX_BLOCKS = 132 * 8, APPEND_MAX_RANK = 4096 };
 
 typedef struct append_args {
     yard_rope_append_kv_args a;
     yard_batch batch;
     bool wide, weight_wide, cache_wide;
 } append_args;
+
+static __device__ __forceinline__ eight from_shared(const float *p)
+{
+    const float4 low = *(const float4 *)p, high = *(const float4 *)(p + 4);
+
+    return (eight){ { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w } };
+}
 
 /* The last warp turns the key's rotary part while the others norm the latent. */
 static __global__ void __launch_bounds__(APPEND_THREADS)
@@ -180,7 +198,7 @@ static __global__ void __launch_bounds__(APPEND_THREADS)
         if (threadIdx.x < n_norm_threads)
             for (uint32_t col = threadIdx.x * LANE_COLS; col < a.kv_rank;
                  col += n_norm_threads * LANE_COLS)
-                to_shared(values + col, load_four(a.kv, kv, col, a.kv_rank, n.wide));
+                to_shared(values + col, load_eight(a.kv, kv, col, a.kv_rank, n.wide));
         else
             rotate_head(a.rope, n.batch.position[row], a.kv, kv + a.kv_rank, cache, to + a.kv_rank,
                         threadIdx.x % WARP_LANES);
@@ -188,9 +206,9 @@ static __global__ void __launch_bounds__(APPEND_THREADS)
         const float inverse = inverse_rms(sum_squares(values, a.kv_rank, lanes), a.kv_rank, a.eps);
         for (uint32_t col = threadIdx.x * LANE_COLS; col < a.kv_rank;
              col += APPEND_THREADS * LANE_COLS)
-            store_four(cache, to, col, a.kv_rank, n.cache_wide,
-                       normalised(from_shared(values + col), inverse,
-                                  load_four(weight, 0, col, a.kv_rank, n.weight_wide)));
+            store_eight(cache, to, col, a.kv_rank, n.cache_wide,
+                        normalised(from_shared(values + col), inverse,
+                                   load_eight(weight, 0, col, a.kv_rank, n.weight_wide)));
         __syncthreads(); /* the next row takes the same places */
     }
 }
@@ -212,15 +230,15 @@ yard_status yard_cuda_rope_append_kv_launch(const yard_rope_append_kv_args *a, u
     if (!is_plain(a->kv.dtype) || !is_plain(a->cache.dtype) || !is_plain(a->norm_dtype))
         return yard_fail(err, YARD_EINVAL, "rope_append_kv: want rows and cache in f32 or bf16");
     return launch_rows(rope_append_kv_kernel, grid_for(max_rows, 1, APPEND_MAX_BLOCKS),
-                       APPEND_THREADS,
-                       (size_t)yard_ceil_div(a->kv_rank, LANE_COLS) * LANE_COLS * sizeof(float), n,
+                       APPEND_THREADS, yard_align_up(a->kv_rank, LANE_COLS) * sizeof(float), n,
                        "rope_append_kv", stream, err);
 }
 
 yard_status yard_cuda_rows_open(yard_error *err)
 {
-    const cudaError_t code = cudaFuncSetAttribute(
-        rms_norm_quant_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, MAX_SHARED_BYTES);
+    const cudaError_t code = cudaFuncSetAttribute(rms_norm_quant_kernel<NORM_MAX_PIECES>,
+                                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                  NORM_MAX_PIECES * NORM_STEP * (int)sizeof(float));
 
     if (code != cudaSuccess)
         return yard_fail(err, YARD_EDEVICE, "rms_norm: %s", cudaGetErrorString(code));

@@ -6,9 +6,9 @@
 #include "ops/cuda/rows.cuh"
 
 enum {
-    QUANTISE_THREADS = 256,
-    QUANTISE_WARPS = QUANTISE_THREADS / WARP_LANES,
-    QUANTISE_MAX_BLOCKS = 132 * 8,
+    QUANTISE_THREADS = 128,
+    QUANTISE_GROUPS = QUANTISE_THREADS / GROUP_LANES, /* of a block at a time */
+    QUANTISE_MAX_BLOCKS = 132 * 12,
     AT_ONCE = 2 /* groups of a warp whose loads are under way together */
 };
 
@@ -19,35 +19,55 @@ typedef struct quantise_args {
     bool wide;
 } quantise_args;
 
+/* One of a row's groups, or none: then there are no columns. */
+typedef struct place {
+    uint32_t row, col, n_cols; /* col: this lane's first */
+} place;
+
+static __device__ __forceinline__ place place_of(uint32_t group, uint32_t n_items, uint32_t n_cols)
+{
+    const uint32_t n_groups = (n_cols + YARD_GROUP - 1) / YARD_GROUP;
+    const uint32_t lane_col = threadIdx.x % GROUP_LANES * LANE_COLS;
+
+    if (group >= n_items)
+        return (place){ 0, lane_col, 0 };
+    return (place){ group / n_groups, group % n_groups * YARD_GROUP + lane_col, n_cols };
+}
+
+/* Calls fn(first, step, n_items) so often that first, first + step, .. AT_ONCE of them, are this
+ * half warp's groups: warps stay together, and groups from n_items on do not exist. */
+template <typename FN>
+static __device__ __forceinline__ void share_groups(const int32_t *n_rows, uint32_t n_cols, FN fn)
+{
+    const uint32_t n_items = (uint32_t)*n_rows * ((n_cols + YARD_GROUP - 1) / YARD_GROUP);
+    const uint32_t step = gridDim.x * QUANTISE_GROUPS;
+    const uint32_t half = threadIdx.x / GROUP_LANES % 2;
+
+    for (uint32_t warp = blockIdx.x * QUANTISE_GROUPS + threadIdx.x / WARP_LANES * 2;
+         warp < n_items; warp += AT_ONCE * step)
+        fn(warp + half, step, n_items);
+}
+
 static __global__ void __launch_bounds__(QUANTISE_THREADS)
     quantise_rows_e4m3_kernel(const __grid_constant__ quantise_args q)
 {
     const yard_quantise_args &a = q.a;
-    const uint32_t n_groups = (a.n_cols + YARD_GROUP - 1) / YARD_GROUP;
-    const uint32_t lane = threadIdx.x % WARP_LANES;
-    const uint32_t step = gridDim.x * QUANTISE_WARPS;
 
     allow_next_kernel();
     wait_previous_kernel();
-    const uint32_t n_items = (uint32_t)*a.n_rows * n_groups;
-    for (uint32_t item = blockIdx.x * QUANTISE_WARPS + threadIdx.x / WARP_LANES; item < n_items;
-         item += AT_ONCE * step) {
-        four x[AT_ONCE];
+    share_groups(a.n_rows, a.n_cols, [&](uint32_t first, uint32_t step, uint32_t n_items) {
+        eight x[AT_ONCE];
 #pragma unroll
         for (uint32_t i = 0; i < AT_ONCE; i++) {
-            const uint32_t at = item + i * step, col = at % n_groups * YARD_GROUP;
-            if (at < n_items)
-                x[i] = load_four(a.x, (size_t)(at / n_groups) * a.x.ld, col + lane * LANE_COLS,
-                                 a.n_cols, q.wide);
+            const place at = place_of(first + i * step, n_items, a.n_cols);
+            x[i] = load_eight(a.x, (size_t)at.row * a.x.ld, at.col, at.n_cols, q.wide);
         }
 #pragma unroll
         for (uint32_t i = 0; i < AT_ONCE; i++) {
-            const uint32_t at = item + i * step;
-            if (at < n_items)
-                quantise_group(a.y, at / n_groups, at % n_groups, lane, a.n_cols, a.ue8m0, q.wide,
-                               x[i]);
+            const place at = place_of(first + i * step, n_items, a.n_cols);
+            quantise_eight(a.y, at.row, at.col, at.n_cols, a.ue8m0, q.wide, x[i]);
         }
-    }
+    });
 }
 
 static yard_status check_args(const yard_quantise_args *a, yard_error *err)
@@ -66,7 +86,7 @@ static yard_status check_args(const yard_quantise_args *a, yard_error *err)
 
 static uint32_t group_blocks(uint32_t max_rows, uint32_t n_cols)
 {
-    return grid_for((uint64_t)max_rows * yard_group_count(n_cols), QUANTISE_WARPS,
+    return grid_for((uint64_t)max_rows * yard_group_count(n_cols), QUANTISE_GROUPS,
                     QUANTISE_MAX_BLOCKS);
 }
 
@@ -89,9 +109,9 @@ typedef struct silu_args {
     bool wide;
 } silu_args;
 
-static __device__ __forceinline__ four silu_mul(const four &gate, const four &up)
+static __device__ __forceinline__ eight silu_mul(const eight &gate, const eight &up)
 {
-    four y;
+    eight y;
 
 #pragma unroll
     for (int i = 0; i < LANE_COLS; i++) {
@@ -105,34 +125,24 @@ static __global__ void __launch_bounds__(QUANTISE_THREADS)
     silu_mul_quant_kernel(const __grid_constant__ silu_args q)
 {
     const yard_silu_mul_args &a = q.a;
-    const uint32_t n_groups = (a.n_cols + YARD_GROUP - 1) / YARD_GROUP;
-    const uint32_t lane = threadIdx.x % WARP_LANES;
-    const uint32_t step = gridDim.x * QUANTISE_WARPS;
 
     allow_next_kernel();
     wait_previous_kernel();
-    const uint32_t n_items = (uint32_t)*a.n_rows * n_groups;
-    for (uint32_t item = blockIdx.x * QUANTISE_WARPS + threadIdx.x / WARP_LANES; item < n_items;
-         item += AT_ONCE * step) {
-        four gate[AT_ONCE], up[AT_ONCE];
+    share_groups(a.n_rows, a.n_cols, [&](uint32_t first, uint32_t step, uint32_t n_items) {
+        eight gate[AT_ONCE], up[AT_ONCE];
 #pragma unroll
         for (uint32_t i = 0; i < AT_ONCE; i++) {
-            const uint32_t at = item + i * step;
-            const uint32_t col = at % n_groups * YARD_GROUP + lane * LANE_COLS;
-            const size_t row = (size_t)(at / n_groups) * a.gate_up.ld;
-            if (at >= n_items)
-                continue;
-            gate[i] = load_four(a.gate_up, row, col, a.n_cols, q.wide);
-            up[i] = load_four(a.gate_up, row + a.n_cols, col, a.n_cols, q.wide);
+            const place at = place_of(first + i * step, n_items, a.n_cols);
+            const size_t row = (size_t)at.row * a.gate_up.ld;
+            gate[i] = load_eight(a.gate_up, row, at.col, at.n_cols, q.wide);
+            up[i] = load_eight(a.gate_up, row + a.n_cols, at.col, at.n_cols, q.wide);
         }
 #pragma unroll
         for (uint32_t i = 0; i < AT_ONCE; i++) {
-            const uint32_t at = item + i * step;
-            if (at < n_items)
-                emit_group(a.y, at / n_groups, at % n_groups, lane, a.n_cols, a.ue8m0, q.wide,
-                           silu_mul(gate[i], up[i]));
+            const place at = place_of(first + i * step, n_items, a.n_cols);
+            emit_eight(a.y, at.row, at.col, at.n_cols, a.ue8m0, q.wide, silu_mul(gate[i], up[i]));
         }
-    }
+    });
 }
 
 yard_status yard_cuda_silu_mul_launch(const yard_silu_mul_args *a, uint32_t max_rows, void *stream,

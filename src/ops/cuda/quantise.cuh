@@ -27,6 +27,15 @@ static __device__ __forceinline__ uint8_t e4m3_from_f32(float x)
     return (uint8_t)pair;
 }
 
+/* The same for two, a in the lower byte. */
+static __device__ __forceinline__ uint16_t e4m3_pair(float a, float b)
+{
+    uint16_t pair;
+
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
+    return pair;
+}
+
 /* The smallest power of two that is not below x; x > 0 and finite. */
 static __device__ __forceinline__ float power_of_two_above(float x)
 {

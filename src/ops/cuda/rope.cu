@@ -7,8 +7,8 @@
 enum {
     ROPE_THREADS = 256,
     ROPE_WARPS = ROPE_THREADS / WARP_LANES,
-    ROPE_BLOCK_HEADS = 2 * ROPE_WARPS,
-    ROPE_MAX_BLOCKS = 132 * 8
+    ROPE_MIN_HEADS = 8, /* of a block: fewer would be turns and nothing else */
+    ROPE_MAX_BLOCKS = 132 * 6
 };
 
 static __device__ __forceinline__ void make_turns(const yard_rope &rope, int32_t position,
@@ -31,22 +31,23 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
 {
     __shared__ float2 turns[ROPE_MAX_DIMS / 2];
     const yard_rope_q_args &a = n.a;
-    const uint32_t n_parts = (a.n_heads + ROPE_BLOCK_HEADS - 1) / ROPE_BLOCK_HEADS;
 
     allow_next_kernel();
     wait_previous_kernel();
-    const uint32_t n_items = (uint32_t)*n.batch.n_tokens * n_parts;
-    for (uint32_t item = blockIdx.x; item < n_items; item += gridDim.x) {
-        const uint32_t row = item / n_parts, first = item % n_parts * ROPE_BLOCK_HEADS;
-        const uint32_t end = min(first + ROPE_BLOCK_HEADS, a.n_heads);
+    const uint32_t n_tokens = (uint32_t)*n.batch.n_tokens;
+    /* few tokens: several blocks share one's heads */
+    const uint32_t most = (a.n_heads + ROPE_MIN_HEADS - 1) / ROPE_MIN_HEADS;
+    const uint32_t n_parts = max(1u, min(most, gridDim.x / max(1u, n_tokens)));
+    const uint32_t part_heads = (a.n_heads + n_parts - 1) / n_parts;
+    for (uint32_t item = blockIdx.x; item < n_tokens * n_parts; item += gridDim.x) {
+        const uint32_t row = item / n_parts, first = item % n_parts * part_heads;
+        const uint32_t n_heads = first < a.n_heads ? min(part_heads, a.n_heads - first) : 0;
+        const size_t at = (size_t)row * a.q.ld + (size_t)(first + 1) * a.head_dim - a.rope.n_dims;
 
         make_turns(a.rope, n.batch.position[row], turns);
-        for (uint32_t h = first + threadIdx.x / WARP_LANES; h < end; h += ROPE_WARPS) {
-            const size_t at = (size_t)row * a.q.ld + (size_t)(h + 1) * a.head_dim - a.rope.n_dims;
-            rotate(
-                a.rope, [&](uint32_t i) { return turns[i]; }, a.q, at, a.q, at,
-                threadIdx.x % WARP_LANES);
-        }
+        rotate_heads(
+            a.rope, [&](uint32_t i) { return turns[i]; }, a.q, at, a.head_dim, a.q, at, a.head_dim,
+            n_heads, threadIdx.x / WARP_LANES, ROPE_WARPS, threadIdx.x % WARP_LANES);
         __syncthreads(); /* the next item's turns take the same place */
     }
 }
@@ -72,7 +73,7 @@ yard_status yard_cuda_rope_q_launch(const yard_rope_q_args *a, uint32_t max_rows
     if (st != YARD_OK)
         return st;
     return launch_rows(rope_q_kernel,
-                       grid_for((uint64_t)max_rows * yard_ceil_div(a->n_heads, ROPE_BLOCK_HEADS), 1,
+                       grid_for((uint64_t)max_rows * yard_ceil_div(a->n_heads, ROPE_MIN_HEADS), 1,
                                 ROPE_MAX_BLOCKS),
                        ROPE_THREADS, 0, n, "rope_q", stream, err);
 }
@@ -99,14 +100,13 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
         const size_t to = cache_row(n.batch, row) * a.cache.width;
 
         make_turns(a.rope, n.batch.position[row], turns);
-        for (uint32_t h = threadIdx.x / WARP_LANES; h < a.n_kv_heads; h += ROPE_WARPS)
-            rotate(
-                a.rope, [&](uint32_t i) { return turns[i]; }, a.k,
-                (size_t)row * a.k.ld + (size_t)h * a.head_dim, cache, to + (size_t)h * a.head_dim,
-                threadIdx.x % WARP_LANES);
+        rotate_heads(
+            a.rope, [&](uint32_t i) { return turns[i]; }, a.k, (size_t)row * a.k.ld, a.head_dim,
+            cache, to, a.head_dim, a.n_kv_heads, threadIdx.x / WARP_LANES, ROPE_WARPS,
+            threadIdx.x % WARP_LANES);
         for (uint32_t col = threadIdx.x * LANE_COLS; col < width; col += ROPE_THREADS * LANE_COLS)
-            store_four(cache, to + width, col, width, n.wide,
-                       load_four(a.v, (size_t)row * a.v.ld, col, width, n.wide));
+            store_eight(cache, to + width, col, width, n.wide,
+                        load_eight(a.v, (size_t)row * a.v.ld, col, width, n.wide));
         __syncthreads(); /* the next row's turns take the same place */
     }
 }

@@ -36,48 +36,83 @@ static __device__ __forceinline__ float load_one(const yard_rows &x, size_t at)
 static __device__ __forceinline__ void store_one(const yard_rows &y, size_t at, float x)
 {
     if (y.dtype == YARD_BF16)
-        ((uint16_t *)y.data)[at] = (uint16_t)bf16_bits(x);
+        ((uint16_t *)y.data)[at] = (uint16_t)pack_bf16(x, 0.0f);
     else
         ((float *)y.data)[at] = x;
 }
 
-/* The rotated part of a head from element x_at of x to element y_at of y, which may be the same
- * place: all lanes have read before any writes. turn(i) gives pair i's cosine and sine. */
-template <typename TURN>
-static __device__ __forceinline__ void rotate(const yard_rope &rope, TURN turn, const yard_rows &x,
-                                              size_t x_at, const yard_rows &y, size_t y_at,
-                                              uint32_t lane)
+/* The rotated parts of HEADS heads, one after the other at strides of x and y: element x_at of x to
+ * element y_at of y, which may be the same place: all lanes have read before any writes. A lane
+ * takes PAIRS pairs of a head. turn(i) gives pair i's cosine and sine. */
+template <int HEADS, int PAIRS, typename TURN>
+static __device__ __forceinline__ void
+rotate(const yard_rope &rope, TURN turn, const yard_rows &x, size_t x_at, size_t x_stride,
+       const yard_rows &y, size_t y_at, size_t y_stride, uint32_t n_heads, uint32_t lane)
 {
     const uint32_t half = rope.n_dims / 2;
     const uint32_t step = rope.layout == YARD_ROPE_HALVES ? 1 : 2;
     const uint32_t second = rope.layout == YARD_ROPE_HALVES ? half : 1;
-    float a[ROPE_LANE_PAIRS], b[ROPE_LANE_PAIRS];
+    float a[HEADS][PAIRS], b[HEADS][PAIRS];
 
 #pragma unroll
-    for (uint32_t p = 0; p < ROPE_LANE_PAIRS; p++) {
-        const uint32_t i = p * WARP_LANES + lane;
-        a[p] = i < half ? load_one(x, x_at + step * i) : 0.0f;
-        b[p] = i < half ? load_one(x, x_at + step * i + second) : 0.0f;
-    }
+    for (uint32_t h = 0; h < HEADS; h++)
+#pragma unroll
+        for (uint32_t p = 0; p < PAIRS; p++) {
+            const uint32_t i = p * WARP_LANES + lane;
+            const size_t at = x_at + h * x_stride + step * i;
+            a[h][p] = b[h][p] = 0.0f;
+            if (i < half && h < n_heads) {
+                a[h][p] = load_one(x, at);
+                b[h][p] = load_one(x, at + second);
+            }
+        }
     __syncwarp();
 #pragma unroll
-    for (uint32_t p = 0; p < ROPE_LANE_PAIRS; p++) {
+    for (uint32_t p = 0; p < PAIRS; p++) {
         const uint32_t i = p * WARP_LANES + lane;
         if (i >= half)
             break;
         const float2 t = turn(i);
-        store_one(y, y_at + i, __fsub_rn(__fmul_rn(a[p], t.x), __fmul_rn(b[p], t.y)));
-        store_one(y, y_at + half + i, __fadd_rn(__fmul_rn(b[p], t.x), __fmul_rn(a[p], t.y)));
+#pragma unroll
+        for (uint32_t h = 0; h < HEADS; h++) {
+            const size_t at = y_at + h * y_stride + i;
+            if (h >= n_heads)
+                break;
+            store_one(y, at, __fsub_rn(__fmul_rn(a[h][p], t.x), __fmul_rn(b[h][p], t.y)));
+            store_one(y, at + half, __fadd_rn(__fmul_rn(b[h][p], t.x), __fmul_rn(a[h][p], t.y)));
+        }
     }
 }
 
-/* The same with turns computed here. */
+/* Heads [first, end) of a token, `step` warps taking four pairs a lane at a time. */
+template <typename TURN>
+static __device__ __forceinline__ void
+rotate_heads(const yard_rope &rope, TURN turn, const yard_rows &x, size_t x_at, size_t x_stride,
+             const yard_rows &y, size_t y_at, size_t y_stride, uint32_t n_heads, uint32_t warp,
+             uint32_t n_warps, uint32_t lane)
+{
+    const uint32_t at_once = rope.n_dims <= 64 ? 4 : rope.n_dims <= 128 ? 2 : 1;
+
+    for (uint32_t h = warp * at_once; h < n_heads; h += n_warps * at_once) {
+        const size_t from = x_at + h * x_stride, to = y_at + h * y_stride;
+        const uint32_t left = n_heads - h;
+        if (at_once == 4)
+            rotate<4, 1>(rope, turn, x, from, x_stride, y, to, y_stride, left, lane);
+        else if (at_once == 2)
+            rotate<2, 2>(rope, turn, x, from, x_stride, y, to, y_stride, left, lane);
+        else
+            rotate<1, ROPE_LANE_PAIRS>(rope, turn, x, from, x_stride, y, to, y_stride, left, lane);
+    }
+}
+
+/* One head, with turns computed here. */
 static __device__ __forceinline__ void rotate_head(const yard_rope &rope, int32_t position,
                                                    const yard_rows &x, size_t x_at,
                                                    const yard_rows &y, size_t y_at, uint32_t lane)
 {
-    rotate(
-        rope, [&](uint32_t i) { return turn_of(rope, position, i); }, x, x_at, y, y_at, lane);
+    rotate<1, ROPE_LANE_PAIRS>(
+        rope, [&](uint32_t i) { return turn_of(rope, position, i); }, x, x_at, 0, y, y_at, 0, 1,
+        lane);
 }
 
 #endif

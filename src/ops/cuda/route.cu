@@ -68,25 +68,41 @@ static __device__ __forceinline__ void softmax(const yard_moe_route_args &a, rou
     __syncwarp();
 }
 
+/* The lane's experts of a row; nothing beyond the last one. */
 template <int PER>
-static __device__ __forceinline__ void load_scores(const yard_moe_route_args &a, uint32_t row,
-                                                   route_shared *m, uint32_t lane,
-                                                   float (&score)[PER])
+static __device__ __forceinline__ void load_lane(const float *row, uint32_t n_experts,
+                                                 uint32_t lane, float (&x)[PER])
 {
-    const float *logits = a.logits + (size_t)row * a.n_experts;
-
+    if (PER % 4 == 0 && n_experts % 4 == 0 && (uintptr_t)row % sizeof(float4) == 0) {
 #pragma unroll
-    for (int i = 0; i < PER; i++) {
-        const uint32_t e = lane * PER + i;
-        score[i] = e < a.n_experts ? logits[e] : 0.0f;
+        for (int i = 0; i + 4 <= PER; i += 4) {
+            const uint32_t e = lane * PER + i;
+            const float4 v =
+                e < n_experts ? *(const float4 *)(row + e) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            x[i] = v.x;
+            x[i + 1] = v.y;
+            x[i + 2] = v.z;
+            x[i + 3] = v.w;
+        }
+        return;
     }
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        x[i] = lane * PER + i < n_experts ? row[lane * PER + i] : 0.0f;
+}
+
+/* Logits become scores. */
+template <int PER>
+static __device__ __forceinline__ void make_scores(const yard_moe_route_args &a, route_shared *m,
+                                                   uint32_t lane, float (&score)[PER])
+{
     if (a.score == YARD_SCORE_SOFTMAX) {
         softmax<PER>(a, m, lane, score);
         return;
     }
 #pragma unroll
     for (int i = 0; i < PER; i++)
-        score[i] = __fdiv_rn(1.0f, __fadd_rn(1.0f, exp_defined(-score[i])));
+        score[i] = __frcp_rn(__fadd_rn(1.0f, exp_defined(-score[i])));
 }
 
 /* What group g is worth: the definition's loops, one lane a group. */
@@ -116,13 +132,44 @@ group_value(const yard_moe_route_args &a, const route_shared *m, uint32_t g, uin
     return largest_only ? first : __fadd_rn(first, second);
 }
 
-/* choice[] of experts outside the best groups becomes minus infinity. */
+/* Groups that are whole lanes, a power of two of them, when all choices are numbers: then the order
+ * in which a group's largest are found does not matter. True when the lane's group stays. */
 template <int PER>
-static __device__ __forceinline__ void mask_groups(const yard_moe_route_args &a, route_shared *m,
-                                                   uint32_t lane, float (&choice)[PER])
+static __device__ __forceinline__ bool group_stays(const yard_moe_route_args &a, uint32_t lane,
+                                                   uint32_t group_lanes, const float (&choice)[PER])
+{
+    float first = -CUDART_INF_F, second = -CUDART_INF_F, value;
+    uint32_t before = 0;
+
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        second = fmaxf(second, fminf(first, choice[i]));
+        first = fmaxf(first, choice[i]);
+    }
+    for (uint32_t d = 1; d < group_lanes; d *= 2) {
+        const float other = __shfl_xor_sync(0xffffffffu, first, d);
+        second = fmaxf(fmaxf(second, __shfl_xor_sync(0xffffffffu, second, d)), fminf(first, other));
+        first = fmaxf(first, other);
+    }
+    value = a.group_value == YARD_GROUP_LARGEST || group_lanes * PER == 1
+                ? first
+                : __fadd_rn(first, second);
+    for (uint32_t g = 0; g < a.n_groups; g++) {
+        const float other = __shfl_sync(0xffffffffu, value, g * group_lanes);
+        before += other > value || (other == value && g < lane / group_lanes);
+    }
+    return before < a.top_groups;
+}
+
+/* Any groups, any choices, as the definition walks over them: one lane a group. A bit for each
+ * group that stays. */
+template <int PER>
+static __device__ __forceinline__ uint32_t best_groups(const yard_moe_route_args &a,
+                                                       route_shared *m, uint32_t lane,
+                                                       const float (&choice)[PER])
 {
     const uint32_t size = a.n_experts / a.n_groups;
-    uint32_t before = 0, kept;
+    uint32_t before = 0;
 
 #pragma unroll
     for (int i = 0; i < PER; i++)
@@ -133,14 +180,32 @@ static __device__ __forceinline__ void mask_groups(const yard_moe_route_args &a,
     __syncwarp();
     for (uint32_t g = 0; g < a.n_groups; g++)
         before += m->group[g] > value || (m->group[g] == value && g < lane);
-    kept = __ballot_sync(0xffffffffu, lane < a.n_groups && before < a.top_groups);
+    __syncwarp();
+    return __ballot_sync(0xffffffffu, lane < a.n_groups && before < a.top_groups);
+}
+
+/* choice[] of experts outside the best groups becomes minus infinity. */
+template <int PER>
+static __device__ __forceinline__ void mask_groups(const yard_moe_route_args &a, route_shared *m,
+                                                   uint32_t lane, bool has_others,
+                                                   float (&choice)[PER])
+{
+    const uint32_t size = a.n_experts / a.n_groups, group_lanes = size / PER;
+
+    if (!has_others && size % PER == 0 && (group_lanes & (group_lanes - 1)) == 0) {
+        const bool stays = group_stays<PER>(a, lane, group_lanes, choice);
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            choice[i] = stays ? choice[i] : -CUDART_INF_F;
+        return;
+    }
+    const uint32_t kept = best_groups<PER>(a, m, lane, choice);
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         const uint32_t g = (lane * PER + i) / size;
         if (g >= a.n_groups || !(kept >> g & 1))
             choice[i] = -CUDART_INF_F;
     }
-    __syncwarp();
 }
 
 /* A bit for each of the lane's experts that is among the top_k largest numbers. */
@@ -148,27 +213,29 @@ template <int PER>
 static __device__ __forceinline__ uint32_t largest_choices(const yard_moe_route_args &a,
                                                            uint32_t lane, uint32_t (&key)[PER])
 {
-    uint32_t taken = 0;
+    uint32_t taken = 0, mine = 0;
 
-    for (uint32_t k = 0; k < a.top_k; k++) {
-        uint32_t mine = 0;
 #pragma unroll
-        for (int i = 0; i < PER; i++)
-            mine = max(mine, key[i]);
+    for (int i = 0; i < PER; i++)
+        mine = max(mine, key[i]);
+    for (uint32_t k = 0; k < a.top_k; k++) {
         const uint32_t best = __reduce_max_sync(0xffffffffu, mine);
+        uint32_t at = 0;
+
         if (best == 0)
             break;
         /* among equals the lowest expert: the lowest lane has it */
-        if (__ffs((int)__ballot_sync(0xffffffffu, mine == best)) - 1 != (int)lane)
-            continue;
-        bool found = false;
+        const bool wins = __ffs((int)__ballot_sync(0xffffffffu, mine == best)) - 1 == (int)lane;
 #pragma unroll
-        for (int i = 0; i < PER; i++)
-            if (!found && key[i] == best) {
-                found = true;
-                key[i] = 0;
-                taken |= 1u << i;
-            }
+        for (int i = PER - 1; i >= 0; i--)
+            at = key[i] == best ? i : at;
+        taken |= (uint32_t)wins << at;
+        mine = 0;
+#pragma unroll
+        for (int i = 0; i < PER; i++) {
+            key[i] = wins && at == i ? 0 : key[i];
+            mine = max(mine, key[i]);
+        }
     }
     return taken;
 }
@@ -198,6 +265,7 @@ static __device__ __forceinline__ void write_choices(const yard_moe_route_args &
         m->chosen[at++] = score[i];
     }
     __syncwarp();
+#pragma unroll 8
     for (uint32_t k = 0; k < n; k++)
         sum = __fadd_rn(sum, m->chosen[k]);
     for (uint32_t k = lane; k < a.top_k; k += WARP_LANES) {
@@ -218,22 +286,27 @@ static __global__ void __launch_bounds__(ROUTE_THREADS)
     __shared__ route_shared shared[ROUTE_WARPS];
     const uint32_t lane = threadIdx.x % WARP_LANES, warp = threadIdx.x / WARP_LANES;
     route_shared *m = &shared[warp];
+    float bias[PER] = {};
 
     allow_next_kernel();
+    if (a.bias) /* a weight: no kernel before this one writes it */
+        load_lane<PER>(a.bias, a.n_experts, lane, bias);
     wait_previous_kernel();
     for (uint32_t row = blockIdx.x * ROUTE_WARPS + warp; row < (uint32_t)*a.n_rows;
          row += gridDim.x * ROUTE_WARPS) {
         float score[PER], choice[PER];
         uint32_t key[PER], not_numbers = 0;
 
-        load_scores<PER>(a, row, m, lane, score);
+        load_lane<PER>(a.logits + (size_t)row * a.n_experts, a.n_experts, lane, score);
+        make_scores<PER>(a, m, lane, score);
 #pragma unroll
         for (int i = 0; i < PER; i++) {
-            const uint32_t e = lane * PER + i;
-            choice[i] = a.bias && e < a.n_experts ? __fadd_rn(score[i], a.bias[e]) : score[i];
+            choice[i] = a.bias ? __fadd_rn(score[i], bias[i]) : score[i];
+            not_numbers |= (uint32_t)(choice[i] != choice[i]) << i;
         }
         if (a.top_groups < a.n_groups)
-            mask_groups<PER>(a, m, lane, choice);
+            mask_groups<PER>(a, m, lane, __any_sync(0xffffffffu, not_numbers != 0), choice);
+        not_numbers = 0;
 #pragma unroll
         for (int i = 0; i < PER; i++) {
             const bool exists = lane * PER + i < a.n_experts;

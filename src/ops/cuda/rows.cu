@@ -5,7 +5,7 @@
 
 enum { ROWS_THREADS = 256, ROWS_MAX_BLOCKS = 132 * 8 };
 
-static uint32_t four_blocks(uint32_t max_rows, uint32_t n_cols)
+static uint32_t eight_blocks(uint32_t max_rows, uint32_t n_cols)
 {
     return grid_for((uint64_t)max_rows * yard_ceil_div(n_cols, LANE_COLS), ROWS_THREADS,
                     ROWS_MAX_BLOCKS);
@@ -24,23 +24,23 @@ static __global__ void __launch_bounds__(ROWS_THREADS)
     const yard_embed_args &a = n.a;
     const yard_rows table = { a.table.dtype, a.table.ld, (void *)a.table.data, NULL };
     const yard_rows x = { YARD_F32, a.table.cols, a.x, NULL };
-    const uint32_t n_cols = a.table.cols, n_fours = (n_cols + LANE_COLS - 1) / LANE_COLS;
+    const uint32_t n_cols = a.table.cols, n_eights = (n_cols + LANE_COLS - 1) / LANE_COLS;
 
     allow_next_kernel();
     wait_previous_kernel();
-    const uint32_t n_items = (uint32_t)*a.n_rows * n_fours;
+    const uint32_t n_items = (uint32_t)*a.n_rows * n_eights;
     for (uint32_t i = blockIdx.x * ROWS_THREADS + threadIdx.x; i < n_items;
          i += gridDim.x * ROWS_THREADS) {
-        const uint32_t row = i / n_fours, col = i % n_fours * LANE_COLS;
+        const uint32_t row = i / n_eights, col = i % n_eights * LANE_COLS;
         const size_t from = (size_t)a.token[row] * table.ld;
-        four value = {};
+        eight value = {};
         if (table.dtype == YARD_BF16 || table.dtype == YARD_F32) {
-            value = load_four(table, from, col, n_cols, n.wide);
+            value = load_eight(table, from, col, n_cols, n.wide);
         } else {
             for (uint32_t c = 0; c < LANE_COLS && col + c < n_cols; c++)
                 value.v[c] = plain_value(table.dtype, table.data, from + col + c);
         }
-        store_four(x, (size_t)row * n_cols, col, n_cols, n.wide, value);
+        store_eight(x, (size_t)row * n_cols, col, n_cols, n.wide, value);
     }
 }
 
@@ -52,7 +52,7 @@ yard_status yard_cuda_embed_launch(const yard_embed_args *a, uint32_t max_rows, 
     const yard_rows x = { YARD_F32, n_cols, a->x, NULL };
     const embed_args n = { *a, is_wide(&table, n_cols) && is_wide(&x, n_cols) };
 
-    return launch_rows(embed_kernel, four_blocks(max_rows, n_cols), ROWS_THREADS, 0, n, "embed",
+    return launch_rows(embed_kernel, eight_blocks(max_rows, n_cols), ROWS_THREADS, 0, n, "embed",
                        stream, err);
 }
 
@@ -69,16 +69,16 @@ static __global__ void __launch_bounds__(ROWS_THREADS)
     const yard_select_rows_args &a = n.a;
     const yard_rows x = { YARD_F32, a.n_cols, (void *)a.x, NULL };
     const yard_rows out = { YARD_F32, a.n_cols, a.out, NULL };
-    const uint32_t n_fours = (a.n_cols + LANE_COLS - 1) / LANE_COLS;
+    const uint32_t n_eights = (a.n_cols + LANE_COLS - 1) / LANE_COLS;
 
     allow_next_kernel();
     wait_previous_kernel();
-    const uint32_t n_items = (uint32_t)*a.n_rows * n_fours;
+    const uint32_t n_items = (uint32_t)*a.n_rows * n_eights;
     for (uint32_t i = blockIdx.x * ROWS_THREADS + threadIdx.x; i < n_items;
          i += gridDim.x * ROWS_THREADS) {
-        const uint32_t row = i / n_fours, col = i % n_fours * LANE_COLS;
-        store_four(out, (size_t)row * a.n_cols, col, a.n_cols, n.wide,
-                   load_four(x, (size_t)a.index[row] * a.n_cols, col, a.n_cols, n.wide));
+        const uint32_t row = i / n_eights, col = i % n_eights * LANE_COLS;
+        store_eight(out, (size_t)row * a.n_cols, col, a.n_cols, n.wide,
+                    load_eight(x, (size_t)a.index[row] * a.n_cols, col, a.n_cols, n.wide));
     }
 }
 
@@ -89,7 +89,7 @@ yard_status yard_cuda_select_rows_launch(const yard_select_rows_args *a, uint32_
     const yard_rows out = { YARD_F32, a->n_cols, a->out, NULL };
     const select_args n = { *a, is_wide(&x, a->n_cols) && is_wide(&out, a->n_cols) };
 
-    return launch_rows(select_rows_kernel, four_blocks(max_rows, a->n_cols), ROWS_THREADS, 0, n,
+    return launch_rows(select_rows_kernel, eight_blocks(max_rows, a->n_cols), ROWS_THREADS, 0, n,
                        "select_rows", stream, err);
 }
 
@@ -100,10 +100,10 @@ typedef struct residual_args {
     bool wide;
 } residual_args;
 
-static __device__ __forceinline__ void add_four(four *x, const yard_rows &rows, uint32_t row,
-                                                uint32_t col, uint32_t n_cols, bool wide)
+static __device__ __forceinline__ void add_eight(eight *x, const yard_rows &rows, uint32_t row,
+                                                 uint32_t col, uint32_t n_cols, bool wide)
 {
-    const four add = load_four(rows, (size_t)row * rows.ld, col, n_cols, wide);
+    const eight add = load_eight(rows, (size_t)row * rows.ld, col, n_cols, wide);
 
 #pragma unroll
     for (int i = 0; i < LANE_COLS; i++)
@@ -115,20 +115,20 @@ static __global__ void __launch_bounds__(ROWS_THREADS)
 {
     const yard_residual_add_args &a = n.a;
     const yard_rows x = { YARD_F32, a.n_cols, a.x, NULL };
-    const uint32_t n_fours = (a.n_cols + LANE_COLS - 1) / LANE_COLS;
+    const uint32_t n_eights = (a.n_cols + LANE_COLS - 1) / LANE_COLS;
 
     allow_next_kernel();
     wait_previous_kernel();
-    const uint32_t n_items = (uint32_t)*a.n_rows * n_fours;
+    const uint32_t n_items = (uint32_t)*a.n_rows * n_eights;
     for (uint32_t i = blockIdx.x * ROWS_THREADS + threadIdx.x; i < n_items;
          i += gridDim.x * ROWS_THREADS) {
-        const uint32_t row = i / n_fours, col = i % n_fours * LANE_COLS;
-        four sum = load_four(x, (size_t)row * a.n_cols, col, a.n_cols, n.wide);
+        const uint32_t row = i / n_eights, col = i % n_eights * LANE_COLS;
+        eight sum = load_eight(x, (size_t)row * a.n_cols, col, a.n_cols, n.wide);
         if (a.a.data)
-            add_four(&sum, a.a, row, col, a.n_cols, n.wide);
+            add_eight(&sum, a.a, row, col, a.n_cols, n.wide);
         if (a.b.data)
-            add_four(&sum, a.b, row, col, a.n_cols, n.wide);
-        store_four(x, (size_t)row * a.n_cols, col, a.n_cols, n.wide, sum);
+            add_eight(&sum, a.b, row, col, a.n_cols, n.wide);
+        store_eight(x, (size_t)row * a.n_cols, col, a.n_cols, n.wide, sum);
     }
 }
 
@@ -139,6 +139,6 @@ yard_status yard_cuda_residual_add_launch(const yard_residual_add_args *a, uint3
     const residual_args n = { *a, is_wide(&x, a->n_cols) && is_wide(&a->a, a->n_cols) &&
                                       is_wide(&a->b, a->n_cols) };
 
-    return launch_rows(residual_add_kernel, four_blocks(max_rows, a->n_cols), ROWS_THREADS, 0, n,
+    return launch_rows(residual_add_kernel, eight_blocks(max_rows, a->n_cols), ROWS_THREADS, 0, n,
                        "residual_add", stream, err);
 }

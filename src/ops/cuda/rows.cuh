@@ -1,38 +1,39 @@
-/* What the kernels that work on rows share: values four at a time, the forms of a result, a block's
- * place in a fixed grid. Arithmetic is written with intrinsics that no compiler flag can fuse, in
- * the order of the CPU definition: results are equal to the bit. */
+/* What the kernels that work on rows share: values eight at a time, the forms of a result, a
+ * block's place in a fixed grid. Arithmetic is written with intrinsics that no compiler flag can
+ * fuse, in the order of the CPU definition: results are equal to the bit. */
 #ifndef YARD_OPS_CUDA_ROWS_CUH
 #define YARD_OPS_CUDA_ROWS_CUH
 
 #include "ops/cuda/ptx.cuh"
 #include "ops/cuda/quantise.cuh"
 
-/* A warp takes a group of YARD_GROUP columns, a lane four of them, next to each other. */
-enum { WARP_LANES = 32, LANE_COLS = YARD_GROUP / WARP_LANES };
+/* Half a warp takes a group of YARD_GROUP columns, a lane eight of them, next to each other: 16
+ * bytes of bf16. */
+enum { WARP_LANES = 32, LANE_COLS = 8, GROUP_LANES = YARD_GROUP / LANE_COLS };
 
-typedef struct four {
+typedef struct eight {
     float v[LANE_COLS];
-} four;
+} eight;
 
-/* Four values from column col of a row that begins at `at`; 0 beyond n_cols. wide: see is_wide. */
-static __device__ __forceinline__ four load_four(const yard_rows &x, size_t at, uint32_t col,
-                                                 uint32_t n_cols, bool wide)
+/* Eight values from column col of a row that begins at `at`; 0 beyond n_cols. wide: see is_wide. */
+static __device__ __forceinline__ eight load_eight(const yard_rows &x, size_t at, uint32_t col,
+                                                   uint32_t n_cols, bool wide)
 {
-    four r = {};
+    eight r = {};
 
     if (wide && col < n_cols) {
         if (x.dtype == YARD_BF16) {
-            const uint2 raw = *(const uint2 *)((const uint16_t *)x.data + at + col);
-            r.v[0] = __uint_as_float(raw.x << 16);
-            r.v[1] = __uint_as_float(raw.x & 0xffff0000u);
-            r.v[2] = __uint_as_float(raw.y << 16);
-            r.v[3] = __uint_as_float(raw.y & 0xffff0000u);
+            const uint4 raw = *(const uint4 *)((const uint16_t *)x.data + at + col);
+            const uint32_t word[4] = { raw.x, raw.y, raw.z, raw.w };
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                r.v[2 * i] = __uint_as_float(word[i] << 16);
+                r.v[2 * i + 1] = __uint_as_float(word[i] & 0xffff0000u);
+            }
         } else {
-            const float4 raw = *(const float4 *)((const float *)x.data + at + col);
-            r.v[0] = raw.x;
-            r.v[1] = raw.y;
-            r.v[2] = raw.z;
-            r.v[3] = raw.w;
+            const float4 *from = (const float4 *)((const float *)x.data + at + col);
+            const float4 low = from[0], high = from[1];
+            r = (eight){ { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w } };
         }
         return r;
     }
@@ -45,21 +46,22 @@ static __device__ __forceinline__ four load_four(const yard_rows &x, size_t at, 
     return r;
 }
 
-static __device__ __forceinline__ uint32_t bf16_bits(float x)
-{
-    return __float_as_uint(bf16_round(x)) >> 16;
-}
-
-static __device__ __forceinline__ void store_four(const yard_rows &y, size_t at, uint32_t col,
-                                                  uint32_t n_cols, bool wide, const four &x)
+static __device__ __forceinline__ void store_eight(const yard_rows &y, size_t at, uint32_t col,
+                                                   uint32_t n_cols, bool wide, const eight &x)
 {
     if (wide && col < n_cols) {
-        if (y.dtype == YARD_BF16)
-            *(uint2 *)((uint16_t *)y.data + at + col) =
-                make_uint2(bf16_bits(x.v[0]) | bf16_bits(x.v[1]) << 16,
-                           bf16_bits(x.v[2]) | bf16_bits(x.v[3]) << 16);
-        else
-            *(float4 *)((float *)y.data + at + col) = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
+        if (y.dtype == YARD_BF16) {
+            uint32_t word[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                word[i] = pack_bf16(x.v[2 * i], x.v[2 * i + 1]);
+            *(uint4 *)((uint16_t *)y.data + at + col) =
+                make_uint4(word[0], word[1], word[2], word[3]);
+        } else {
+            float4 *to = (float4 *)((float *)y.data + at + col);
+            to[0] = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
+            to[1] = make_float4(x.v[4], x.v[5], x.v[6], x.v[7]);
+        }
         return;
     }
 #pragma unroll
@@ -67,61 +69,68 @@ static __device__ __forceinline__ void store_four(const yard_rows &y, size_t at,
         if (col + i >= n_cols)
             return;
         if (y.dtype == YARD_BF16)
-            ((uint16_t *)y.data)[at + col + i] = (uint16_t)bf16_bits(x.v[i]);
+            ((uint16_t *)y.data)[at + col + i] = (uint16_t)pack_bf16(x.v[i], 0.0f);
         else
             ((float *)y.data)[at + col + i] = x.v[i];
     }
 }
 
-/* FP8 of a group's bf16-rounded values, with its scale; all lanes of a warp together. */
-static __device__ __forceinline__ void quantise_group(const yard_rows &y, size_t row,
-                                                      uint32_t group, uint32_t lane,
+/* FP8 of a group's bf16-rounded values, with its scale. col: this lane's first column. All lanes of
+ * a warp together, groups of a half warp each. */
+static __device__ __forceinline__ void quantise_eight(const yard_rows &y, size_t row, uint32_t col,
                                                       uint32_t n_cols, bool ue8m0, bool wide,
-                                                      const four &x)
+                                                      const eight &x)
 {
     const uint32_t n_groups = (n_cols + YARD_GROUP - 1) / YARD_GROUP;
-    const uint32_t col = group * YARD_GROUP + lane * LANE_COLS;
-    uint32_t amax = 0, codes = 0;
-    four value;
+    uint32_t codes[2] = {};
+    float amax = 0.0f;
+    eight value;
 
 #pragma unroll
-    for (int i = 0; i < LANE_COLS; i++) {
-        const uint32_t bits = __float_as_uint(value.v[i] = bf16_round(x.v[i])) & 0x7fffffffu;
-        amax = max(amax, bits > 0x7f800000u ? 0u : bits); /* magnitudes are in their bits' order */
+    for (int i = 0; i < LANE_COLS; i += 2) {
+        const uint32_t pair = pack_bf16(x.v[i], x.v[i + 1]);
+        value.v[i] = __uint_as_float(pair << 16);
+        value.v[i + 1] = __uint_as_float(pair & 0xffff0000u);
+        /* fmaxf passes over what is no number, as the definition does */
+        amax = fmaxf(amax, fmaxf(fabsf(value.v[i]), fabsf(value.v[i + 1])));
     }
-    amax = __reduce_max_sync(0xffffffffu, amax);
+#pragma unroll
+    for (int d = GROUP_LANES / 2; d > 0; d /= 2)
+        amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, d));
 
-    const float scale = group_scale(__uint_as_float(amax), ue8m0);
+    const float scale = group_scale(amax, ue8m0);
     const float inverse = __frcp_rn(scale);
     uint8_t *to = (uint8_t *)y.data + row * y.ld + col;
+    if (scale < 0x1p-126f) /* it may have no finite inverse; zeros stay zeros then too */
+        for (int i = 0; i < LANE_COLS; i++)
+            value.v[i] = value.v[i] == 0.0f ? value.v[i] : __fmul_rn(value.v[i], inverse);
+    else
+        for (int i = 0; i < LANE_COLS; i++)
+            value.v[i] = __fmul_rn(value.v[i], inverse);
 #pragma unroll
-    for (int i = 0; i < LANE_COLS; i++) {
-        /* a scale below 2^-128 has no finite inverse; zeros stay zeros then too */
-        const float v = value.v[i] == 0.0f ? value.v[i] : __fmul_rn(value.v[i], inverse);
-        codes |= (uint32_t)e4m3_from_f32(v) << 8 * i;
-    }
+    for (int i = 0; i < LANE_COLS; i += 2)
+        codes[i / 4] |= (uint32_t)e4m3_pair(value.v[i], value.v[i + 1]) << 8 * (i % 4);
     if (wide && col < n_cols) {
-        *(uint32_t *)to = codes;
+        *(uint2 *)to = make_uint2(codes[0], codes[1]);
     } else {
 #pragma unroll
         for (uint32_t i = 0; i < LANE_COLS; i++)
             if (col + i < n_cols)
-                to[i] = (uint8_t)(codes >> 8 * i);
+                to[i] = (uint8_t)(codes[i / 4] >> 8 * (i % 4));
     }
-    if (lane == 0)
-        y.scale[row * n_groups + group] = scale;
+    if (col % YARD_GROUP == 0 && col < n_cols)
+        y.scale[row * n_groups + col / YARD_GROUP] = scale;
 }
 
-/* A group's values into the forms that are wanted. */
-static __device__ __forceinline__ void emit_group(const yard_out &y, size_t row, uint32_t group,
-                                                  uint32_t lane, uint32_t n_cols, bool ue8m0,
-                                                  bool wide, const four &x)
+/* A lane's values into the forms that are wanted; all lanes of a warp together. */
+static __device__ __forceinline__ void emit_eight(const yard_out &y, size_t row, uint32_t col,
+                                                  uint32_t n_cols, bool ue8m0, bool wide,
+                                                  const eight &x)
 {
     if (y.plain.data)
-        store_four(y.plain, row * y.plain.ld, group * YARD_GROUP + lane * LANE_COLS, n_cols, wide,
-                   x);
+        store_eight(y.plain, row * y.plain.ld, col, n_cols, wide, x);
     if (y.quant.data)
-        quantise_group(y.quant, row, group, lane, n_cols, ue8m0, wide, x);
+        quantise_eight(y.quant, row, col, n_cols, ue8m0, wide, x);
 }
 
 /* exp by the operations of ops/cpu/exp.h, in their order. */
@@ -146,10 +155,11 @@ static __device__ __forceinline__ float exp_defined(float x)
 
 /* ---- on the host --------------------------------------------------------------------------- */
 
-/* Whether four values next to each other are one aligned access in every row. */
+/* Whether eight values next to each other are whole aligned accesses in every row: 16 bytes, 8 of
+ * FP8. */
 static inline bool is_wide(const yard_rows *r, uint32_t n_cols)
 {
-    const size_t piece = LANE_COLS * yard_dtype_bytes(r->dtype);
+    const size_t piece = r->dtype == YARD_FP8_E4M3 ? LANE_COLS : 16;
 
     return !r->data ||
            ((uintptr_t)r->data % piece == 0 && r->ld % LANE_COLS == 0 && n_cols % LANE_COLS == 0);

@@ -16,12 +16,14 @@
 enum {
     SAMPLE_THREADS = 512,
     SAMPLE_WARPS = SAMPLE_THREADS / WARP_LANES,
-    CLUSTER = 8, /* blocks of a row */
-    SAMPLE_MAX_CLUSTERS = 132 * 2 / CLUSTER,
+    CLUSTER = 8,              /* blocks of a row */
+    SAMPLE_MAX_CLUSTERS = 32, /* that run at once: a GPC of an H200 has 16 or 18 processors, two
+                                 blocks each; one cluster more would wait for another's end */
     BINS = 2048,
     OWN_BINS = BINS / CLUSTER, /* bins whose sum over the cluster a block makes */
     LIST = 768,                /* candidates of one bin that are compared directly */
-    COUNTERS = 2 * BINS,       /* ids whose occurrences are counted at once, in the bins' place */
+    LIMBS = 3,                 /* of a bin's sum in a slice, 16 bits of each weight: no carry */
+    COUNTERS = LIMBS * BINS,   /* ids whose occurrences are counted at once, in the bins' place */
     EXP_STEPS = 64,            /* of a factor 2 */
     WEIGHT_BITS = 45,          /* 2^45 * 2^17 candidates fit */
     MAX_SAMPLE_BYTES = 227 << 10
@@ -34,28 +36,30 @@ typedef struct listed {
     uint64_t weight;
 } listed;
 
-typedef struct __align__(16) sample_shared
-{                               /* the slice follows, in whole vectors */
-    uint32_t bin[2][BINS];      /* of this block's slice: low words of sums, high words */
+/* The slice follows, in whole vectors. */
+struct alignas(16) sample_shared {
+    uint32_t bin[LIMBS][BINS];  /* of this block's slice */
     listed list[LIST];          /* rank 0's: of the bin in question */
     uint64_t own_sum[OWN_BINS]; /* over the cluster */
     double exp_step[EXP_STEPS];
     uint64_t told[2][2][CLUSTER]; /* what the blocks told each other; two sets take turns */
-    uint64_t answer[2];           /* of a search: what one block tells all */
+    uint64_t answer[2];           /* of a search: what rank 0 tells all */
     uint64_t partial[2][SAMPLE_WARPS];
-    uint32_t n_listed;
-}
-sample_shared;
+    uint64_t found_before;
+    uint32_t found_bin;
+    uint32_t n_listed[2]; /* of the two searches in the same bins */
+};
 
 /* What is the same in all threads of a block. */
 typedef struct sampler {
     sample_shared *m;
-    float *logits; /* [n] the slice: minus infinity for what is no candidate */
+    float *logits; /* the slice: minus infinity for what is no candidate */
     uint32_t rank, n, first;
-    uint32_t turn;   /* which set of told comes next */
-    bool counting;   /* weights are 1 */
-    uint64_t above;  /* weights in the bins of lower ranks: of larger logits */
-    float max_logit; /* as in the definition */
+    uint32_t turn;              /* which set of told comes next */
+    uint32_t n_searches;        /* in the bins as they are */
+    bool counting;              /* weights are 1 */
+    uint64_t rank_sum[CLUSTER]; /* of the bins that each rank has */
+    float max_logit;            /* as in the definition */
     float bins_per_unit;
     double steps_per_unit; /* EXP_STEPS / (ln 2 * temperature) */
 } sampler;
@@ -89,12 +93,16 @@ static __device__ __forceinline__ pair over_cluster(sampler *s, pair x, OP op)
         m->partial[1][warp] = x.b;
     }
     __syncthreads();
-    if (threadIdx.x < CLUSTER) { /* thread r tells rank r */
-        x = (pair){ m->partial[0][0], m->partial[1][0] };
-        for (int w = 1; w < SAMPLE_WARPS; w++)
-            x = (pair){ op(x.a, m->partial[0][w]), op(x.b, m->partial[1][w]) };
-        *at_rank(&m->told[turn][0][s->rank], threadIdx.x) = x.a;
-        *at_rank(&m->told[turn][1][s->rank], threadIdx.x) = x.b;
+    if (warp == 0) {
+        x = (pair){ m->partial[0][lane % SAMPLE_WARPS], m->partial[1][lane % SAMPLE_WARPS] };
+        for (int d = SAMPLE_WARPS / 2; d > 0; d /= 2) {
+            x.a = op(x.a, __shfl_xor_sync(0xffffffffu, x.a, d));
+            x.b = op(x.b, __shfl_xor_sync(0xffffffffu, x.b, d));
+        }
+        if (lane < CLUSTER) { /* lane r tells rank r */
+            *at_rank(&m->told[turn][0][s->rank], lane) = x.a;
+            *at_rank(&m->told[turn][1][s->rank], lane) = x.b;
+        }
     }
     /* A set is written again two turns later: by then all have read it, since they came to the
      * barrier between. */
@@ -132,31 +140,33 @@ static __device__ __forceinline__ float candidate_logit(candidate key)
     return __uint_as_float(ordered >> 31 ? ordered & 0x7fffffffu : ~ordered);
 }
 
-/* exp((logit - max) / temperature) in units of 2^-45, to about half a unit: 2^(k / 64) from a table
- * times a polynomial on 1/128 of an octave. What is below half a unit counts as nothing. */
+/* 0 for what is no candidate, 1 when counting, else exp((logit - max) / temperature) in units of
+ * 2^-45, to about half a unit: 2^(k / 64) from a table times a polynomial on 1/128 of an octave.
+ * What is below half a unit counts as nothing. No branches: several of these are under way at once.
+ */
 static __device__ __forceinline__ uint64_t weight_of(const sampler *s, float logit)
 {
     const double shift = 0x1.8p52; /* adding it rounds to a whole number in the low bits */
     const double u = ((double)logit - (double)s->max_logit) * s->steps_per_unit;
-    double k, r, p;
-    int32_t steps, hi;
+    const double k = u + shift;
+    const double r = (u - (k - shift)) * (0.69314718055994530942 / EXP_STEPS);
+    const int32_t steps = __double2loint(k);
+    double p;
+    uint64_t w;
 
-    if (s->counting)
-        return 1;
-    if (!(u > -(WEIGHT_BITS + 2.0) * EXP_STEPS))
-        return 0;
-    k = u + shift;
-    steps = __double2loint(k);
-    r = (u - (k - shift)) * (0.69314718055994530942 / EXP_STEPS);
     p = __fma_rn(r, 1.0 / 120, 1.0 / 24);
     p = __fma_rn(p, r, 1.0 / 6);
     p = __fma_rn(p, r, 0.5);
     p = __fma_rn(p, r, 1.0);
     p = __fma_rn(p, r, 1.0) * s->m->exp_step[steps & (EXP_STEPS - 1)];
-    hi = __double2hiint(p) + (((steps >> 6) + WEIGHT_BITS) << 20);
-    p = __hiloint2double(hi, __double2loint(p)) + 0x1p52; /* rounds */
-    return ((uint64_t)(uint32_t)__double2hiint(p) << 32 | (uint32_t)__double2loint(p)) &
-           0xfffffffffffffu;
+    p = __hiloint2double(__double2hiint(p) + (((steps >> 6) + WEIGHT_BITS) << 20),
+                         __double2loint(p)) +
+        0x1p52; /* rounds */
+    w = ((uint64_t)(uint32_t)__double2hiint(p) << 32 | (uint32_t)__double2loint(p)) &
+        0xfffffffffffffu;
+    if (!(logit > -CUDART_INF_F))
+        return 0;
+    return s->counting ? 1 : u > -(WEIGHT_BITS + 2.0) * EXP_STEPS ? w : 0;
 }
 
 /* Does not fall as logits fall. */
@@ -169,6 +179,13 @@ static __device__ __forceinline__ uint32_t bin_of(const sampler *s, float logit)
 
 /* ---- the slice ------------------------------------------------------------------------------- */
 
+/* Calls fn(logits of four ids, first of them) for the slice. */
+template <typename FN> static __device__ __forceinline__ void each_four(const sampler *s, FN fn)
+{
+    for (uint32_t i = threadIdx.x * 4; i < s->n; i += SAMPLE_THREADS * 4)
+        fn(*(const float4 *)(s->logits + i), i);
+}
+
 static __device__ __forceinline__ void load_slice(const sampler *s, const float *logits, bool wide)
 {
     if (wide) {
@@ -176,10 +193,19 @@ static __device__ __forceinline__ void load_slice(const sampler *s, const float 
         for (uint32_t i = threadIdx.x * 4; i < s->n; i += SAMPLE_THREADS * 4)
             *(float4 *)(s->logits + i) = *(const float4 *)(logits + s->first + i);
     } else {
-        for (uint32_t i = threadIdx.x; i < s->n; i += SAMPLE_THREADS)
-            s->logits[i] = logits[s->first + i];
+        for (uint32_t i = threadIdx.x; i < (s->n + 3) / 4 * 4; i += SAMPLE_THREADS)
+            s->logits[i] = i < s->n ? logits[s->first + i] : -CUDART_INF_F;
     }
     __syncthreads();
+}
+
+/* Asks for the slice of the cluster's next row while this one is worked on. */
+static __device__ __forceinline__ void prefetch_slice(const sampler *s, const float *logits)
+{
+    const uint32_t line = 128 / sizeof(float);
+
+    for (uint32_t i = threadIdx.x * line; i < s->n; i += SAMPLE_THREADS * line)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(logits + s->first + i));
 }
 
 /* One after the other, since an id may come twice. */
@@ -247,15 +273,38 @@ static __device__ __forceinline__ uint32_t id_of(candidate key)
     return key == 0 ? 0u : (uint32_t)~key;
 }
 
+static __device__ __forceinline__ candidate largest_of(const sampler *s, candidate best, float4 x,
+                                                       uint32_t i)
+{
+    const float v[4] = { x.x, x.y, x.z, x.w };
+    float most = -CUDART_INF_F;
+    uint32_t at = 0;
+
+#pragma unroll
+    for (uint32_t c = 0; c < 4; c++)
+        if (v[c] > most) {
+            most = v[c];
+            at = i + c;
+        }
+    return most > -CUDART_INF_F ? larger(best, candidate_of(most, s->first + at)) : best;
+}
+
 static __device__ __forceinline__ candidate largest_candidate(sampler *s)
 {
     candidate best = 0;
 
-    for (uint32_t i = threadIdx.x; i < s->n; i += SAMPLE_THREADS) {
-        const float x = s->logits[i];
-        if (x > -CUDART_INF_F)
-            best = larger(best, candidate_of(x, s->first + i));
-    }
+    each_four(s, [&](float4 x, uint32_t i) { best = largest_of(s, best, x, i); });
+    return over_cluster(s, (pair){ best, 0 }, larger).a;
+}
+
+/* The same from where the logits are, which nothing changes. */
+static __device__ __forceinline__ candidate largest_in_place(sampler *s, const float *logits)
+{
+    candidate best = 0;
+
+#pragma unroll 8
+    for (uint32_t i = threadIdx.x * 4; i < s->n; i += SAMPLE_THREADS * 4)
+        best = largest_of(s, best, *(const float4 *)(logits + s->first + i), i);
     return over_cluster(s, (pair){ best, 0 }, larger).a;
 }
 
@@ -266,17 +315,22 @@ static __device__ __forceinline__ candidate largest_candidate(sampler *s)
 static __device__ __forceinline__ bool prepare(sampler *s, double temperature)
 {
     candidate best = 0, worst = 0; /* worst: of the negated logits, the largest */
-    float range;
+    float highest = -CUDART_INF_F, lowest = CUDART_INF_F, range;
     pair both;
 
-    for (uint32_t i = threadIdx.x; i < s->n; i += SAMPLE_THREADS) {
-        float x = s->logits[i];
-        x = x > -CUDART_INF_F ? fminf(x, FLT_MAX) : -CUDART_INF_F;
-        s->logits[i] = x;
-        if (x > -CUDART_INF_F) {
-            best = larger(best, candidate_of(x, 0));
-            worst = larger(worst, candidate_of(-x, 0));
+    each_four(s, [&](float4 x, uint32_t i) {
+        float v[4] = { x.x, x.y, x.z, x.w };
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            v[c] = v[c] > -CUDART_INF_F ? fminf(v[c], FLT_MAX) : -CUDART_INF_F;
+            highest = fmaxf(highest, v[c]);
+            lowest = v[c] > -CUDART_INF_F ? fminf(lowest, v[c]) : lowest;
         }
+        *(float4 *)(s->logits + i) = make_float4(v[0], v[1], v[2], v[3]);
+    });
+    if (highest > -CUDART_INF_F) {
+        best = candidate_of(highest, 0);
+        worst = candidate_of(-lowest, 0);
     }
     both = over_cluster(s, (pair){ best, worst }, larger);
     if (both.a == 0)
@@ -296,33 +350,40 @@ static __device__ __forceinline__ uint64_t fill_bins(sampler *s)
     sample_shared *m = s->m;
     uint64_t own = 0;
 
-    for (uint32_t b = threadIdx.x; b < BINS; b += SAMPLE_THREADS)
-        m->bin[0][b] = m->bin[1][b] = 0;
+    for (uint32_t b = threadIdx.x; b < LIMBS * BINS; b += SAMPLE_THREADS)
+        m->bin[0][b] = 0;
+    if (threadIdx.x < 2)
+        m->n_listed[threadIdx.x] = 0;
+    s->n_searches = 0;
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < s->n; i += SAMPLE_THREADS) {
-        const float x = s->logits[i];
-        const uint64_t w = x > -CUDART_INF_F ? weight_of(s, x) : 0;
-        if (w == 0)
-            continue;
-        const uint32_t b = bin_of(s, x), low = (uint32_t)w;
-        const uint32_t before = atomicAdd(&m->bin[0][b], low);
-        const uint32_t high = (uint32_t)(w >> 32) + (before + low < before);
-        if (high != 0)
-            atomicAdd(&m->bin[1][b], high);
-    }
+    each_four(s, [&](float4 x, uint32_t) {
+        const float v[4] = { x.x, x.y, x.z, x.w };
+        uint64_t w[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            w[c] = weight_of(s, v[c]);
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            const uint32_t b = bin_of(s, v[c]);
+#pragma unroll
+            for (int l = 0; l < LIMBS; l++)
+                if ((w[c] >> 16 * l & 0xffff) != 0)
+                    atomicAdd(&m->bin[l][b], (uint32_t)(w[c] >> 16 * l & 0xffff));
+        }
+    });
     cluster_sync(); /* every block's bins are complete */
     if (threadIdx.x < OWN_BINS) {
         const uint32_t b = s->rank * OWN_BINS + threadIdx.x;
         for (uint32_t r = 0; r < CLUSTER; r++)
-            own += ((uint64_t)*at_rank(&m->bin[1][b], r) << 32) + *at_rank(&m->bin[0][b], r);
+            for (uint32_t l = 0; l < LIMBS; l++)
+                own += (uint64_t)*at_rank(&m->bin[l][b], r) << 16 * l;
         m->own_sum[threadIdx.x] = own;
     }
-    /* Also: nobody clears its bins before all have read them. */
+    /* Also: nobody clears its bins before all have read them, and all sums are there. */
     const uint32_t turn = s->turn;
     own = over_cluster(s, (pair){ own, 0 }, added).a;
-    s->above = 0;
-    for (uint32_t r = 0; r < s->rank; r++)
-        s->above += m->told[turn][0][r];
+    for (uint32_t r = 0; r < CLUSTER; r++)
+        s->rank_sum[r] = m->told[turn][0][r];
     return own;
 }
 
@@ -335,53 +396,71 @@ static __device__ __forceinline__ void tell(const sampler *s, uint64_t a, uint64
     }
 }
 
-/* The bin in which the sum from the top reaches `wanted`, and the sum before it. */
+/* The bin in which the sum from the top reaches `wanted`, and the sum before it. Every block looks
+ * for itself, in the sums of the rank that has the bin. */
 static __device__ __forceinline__ void find_bin(const sampler *s, uint64_t wanted, uint32_t *bin,
                                                 uint64_t *before)
 {
     enum { EACH = OWN_BINS / WARP_LANES };
     sample_shared *m = s->m;
+    uint64_t above = 0;
+    uint32_t owner = 0;
 
-    if (threadIdx.x == 0)
-        m->n_listed = 0;
+#pragma unroll
+    for (uint32_t r = 0; r < CLUSTER - 1; r++)
+        if (owner == r && above + s->rank_sum[r] < wanted) {
+            above += s->rank_sum[r];
+            owner = r + 1;
+        }
     if (threadIdx.x < WARP_LANES) {
         const uint32_t first = threadIdx.x * EACH;
-        uint64_t mine = 0, at;
+        const uint64_t *sums = at_rank(m->own_sum, owner) + first;
+        uint64_t sum[EACH], mine = 0, at;
 
+#pragma unroll
         for (uint32_t i = 0; i < EACH; i++)
-            mine += m->own_sum[first + i];
+            sum[i] = sums[i];
+#pragma unroll
+        for (uint32_t i = 0; i < EACH; i++)
+            mine += sum[i];
         at = mine;
         for (int d = 1; d < WARP_LANES; d *= 2) {
             const uint64_t lower = __shfl_up_sync(0xffffffffu, at, d);
             at += (int)threadIdx.x >= d ? lower : 0;
         }
-        at += s->above - mine;
+        at += above - mine;
+#pragma unroll
         for (uint32_t i = 0; i < EACH; i++) {
-            const uint64_t upto = at + m->own_sum[first + i];
-            if (at < wanted && wanted <= upto)
-                tell(s, s->rank * OWN_BINS + first + i, at);
-            at = upto;
+            if (at < wanted && wanted <= at + sum[i]) {
+                m->found_bin = owner * OWN_BINS + first + i;
+                m->found_before = at;
+            }
+            at += sum[i];
         }
     }
-    cluster_sync();
-    *bin = (uint32_t)m->answer[0];
-    *before = m->answer[1];
+    __syncthreads();
+    *bin = m->found_bin;
+    *before = m->found_before;
+    __syncthreads(); /* the next search writes there again */
 }
 
 /* Puts the bin's candidates into rank 0's list; returns how many there are, LIST or more. */
-static __device__ __forceinline__ uint32_t list_bin(const sampler *s, uint32_t bin)
+static __device__ __forceinline__ uint32_t list_bin(sampler *s, uint32_t bin)
 {
     sample_shared *m = s->m;
-    uint32_t *n_listed = at_rank(&m->n_listed, 0);
+    uint32_t *n_listed = at_rank(&m->n_listed[s->n_searches++ % 2], 0);
 
-    for (uint32_t i = threadIdx.x; i < s->n; i += SAMPLE_THREADS) {
-        const float x = s->logits[i];
-        if (!(x > -CUDART_INF_F) || bin_of(s, x) != bin)
-            continue;
-        const uint32_t at = atomicAdd(n_listed, 1u);
-        if (at < LIST)
-            *at_rank(&m->list[at], 0) = (listed){ candidate_of(x, s->first + i), weight_of(s, x) };
-    }
+    each_four(s, [&](float4 x, uint32_t i) {
+        const float v[4] = { x.x, x.y, x.z, x.w };
+#pragma unroll
+        for (uint32_t c = 0; c < 4; c++)
+            if (v[c] > -CUDART_INF_F && bin_of(s, v[c]) == bin) {
+                const uint32_t at = atomicAdd(n_listed, 1u);
+                if (at < LIST)
+                    *at_rank(&m->list[at], 0) =
+                        (listed){ candidate_of(v[c], s->first + i + c), weight_of(s, v[c]) };
+            }
+    });
     cluster_sync(); /* the list is complete */
     return *n_listed;
 }
@@ -448,8 +527,10 @@ static __device__ __forceinline__ candidate halve_bin(sampler *s, uint32_t bin, 
 }
 
 /* The candidate at which the sum of weights from the top reaches `wanted`, 1 to the sum of all;
- * *upto is the sum with it. */
-static __device__ __forceinline__ candidate search(sampler *s, uint64_t wanted, uint64_t *upto)
+ * *upto is the sum with it. At most two searches in the same bins. Where it is the row's last one,
+ * rank 0 alone knows, and nobody waits for it. */
+static __device__ __forceinline__ candidate search(sampler *s, uint64_t wanted, bool is_last,
+                                                   uint64_t *upto)
 {
     uint64_t before;
     uint32_t bin, n;
@@ -460,7 +541,10 @@ static __device__ __forceinline__ candidate search(sampler *s, uint64_t wanted, 
         return halve_bin(s, bin, before, wanted, upto);
     if (s->rank == 0)
         compare_listed(s, n, before, wanted);
-    cluster_sync();
+    if (is_last)
+        __syncthreads();
+    else
+        cluster_sync();
     *upto = s->m->answer[1];
     return s->m->answer[0];
 }
@@ -474,7 +558,7 @@ static __device__ __forceinline__ void keep_top_k(sampler *s, uint32_t k)
 
     s->counting = true;
     if (fill_bins(s) > k) {
-        least = search(s, k, &upto);
+        least = search(s, k, false, &upto);
         for (uint32_t i = threadIdx.x; i < s->n; i += SAMPLE_THREADS)
             if (s->logits[i] > -CUDART_INF_F && candidate_of(s->logits[i], s->first + i) < least)
                 s->logits[i] = -CUDART_INF_F;
@@ -489,10 +573,14 @@ static __device__ __forceinline__ uint64_t min_p_weight(sampler *s, float min_p)
     const double least = (double)min_p * one;
     uint64_t sum = 0;
 
-    for (uint32_t i = threadIdx.x; i < s->n; i += SAMPLE_THREADS) {
-        const uint64_t w = s->logits[i] > -CUDART_INF_F ? weight_of(s, s->logits[i]) : 0;
-        sum += (double)w >= least ? w : 0;
-    }
+    each_four(s, [&](float4 x, uint32_t) {
+        const float v[4] = { x.x, x.y, x.z, x.w };
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            const uint64_t w = weight_of(s, v[c]);
+            sum += (double)w >= least ? w : 0;
+        }
+    });
     return larger(over_cluster(s, (pair){ sum, 0 }, added).a, 1ull << WEIGHT_BITS);
 }
 
@@ -523,13 +611,13 @@ static __device__ __forceinline__ candidate draw(sampler *s, const yard_sample_r
     kept = fill_bins(s);
     if (p->top_p < 1.0f) {
         const double enough = ceil((double)p->top_p * (double)kept);
-        search(s, enough < 1.0 ? 1 : min((uint64_t)enough, kept), &upto);
+        search(s, enough < 1.0 ? 1 : min((uint64_t)enough, kept), false, &upto);
         kept = upto;
     }
     if (p->min_p > 0.0f)
         kept = min(kept, min_p_weight(s, p->min_p));
     /* floor of the random number times what is kept: whole numbers again */
-    return search(s, __umul64hi(random_bits(p->seed, row->position) << 11, kept) + 1, &upto);
+    return search(s, __umul64hi(random_bits(p->seed, row->position) << 11, kept) + 1, true, &upto);
 }
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
@@ -544,6 +632,12 @@ static __device__ __forceinline__ bool has_penalties(const yard_sample_params *p
 {
     return p->repetition_penalty != 1.0f || p->presence_penalty != 0.0f ||
            p->frequency_penalty != 0.0f;
+}
+
+/* Nothing changes its logits. */
+static __device__ __forceinline__ bool is_plain_greedy(const yard_sample_row *row)
+{
+    return !(row->params.temperature > 0.0f) && row->n_bias == 0 && !has_penalties(&row->params);
 }
 
 static __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(SAMPLE_THREADS, 2)
@@ -563,16 +657,23 @@ static __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(SAMPLE_
     allow_next_kernel();
     cluster_sync(); /* all blocks are there before one writes to another's memory */
     wait_previous_kernel();
-    for (uint32_t i = blockIdx.x / CLUSTER; i < (uint32_t)*a.n_rows; i += gridDim.x / CLUSTER) {
+    const uint32_t n_clusters = gridDim.x / CLUSTER;
+    for (uint32_t i = blockIdx.x / CLUSTER; i < (uint32_t)*a.n_rows; i += n_clusters) {
         const yard_sample_row *row = &a.rows[i];
         float *logits = a.logits + (size_t)i * a.n_vocab;
         candidate key;
 
-        load_slice(&s, logits, n.wide);
-        add_bias(&s, row, logits);
-        if (has_penalties(&row->params))
-            penalise(&s, row, logits);
-        key = row->params.temperature > 0.0f ? draw(&s, row) : largest_candidate(&s);
+        if (i + n_clusters < (uint32_t)*a.n_rows)
+            prefetch_slice(&s, logits + (size_t)n_clusters * a.n_vocab);
+        if (n.wide && is_plain_greedy(row)) {
+            key = largest_in_place(&s, logits);
+        } else {
+            load_slice(&s, logits, n.wide);
+            add_bias(&s, row, logits);
+            if (has_penalties(&row->params))
+                penalise(&s, row, logits);
+            key = row->params.temperature > 0.0f ? draw(&s, row) : largest_candidate(&s);
+        }
         if (s.rank == 0 && threadIdx.x == 0)
             a.token[i] = (int32_t)id_of(key);
         __syncthreads(); /* the next row's slice takes the same place */
