@@ -7,7 +7,7 @@
 
 typedef struct yard_served_request {
     uint64_t id;     /* the engine's */
-    uint64_t front;  /* number of its stream */
+    void *front;     /* its session; NULL: it has left */
     uint64_t tag;    /* the front's */
     uint32_t n_left; /* choices that have not ended */
 } yard_served_request;
