@@ -413,6 +413,7 @@ static yard_status open_engine(engine_bench *b, uint32_t n_threads, yard_error *
     config.max_seqs = b->max_seqs;
     config.kv_tokens = (uint64_t)b->max_seqs * yard_align_up(seq_tokens, YARD_PAGE_TOKENS);
     config.cpu_variant = b->args.variant;
+    config.prefix_cache = YARD_CACHE_OFF; /* every run computes */
     config.pin = (yard_thread_place)b->args.pin;
     config.warn = notify->warn;
     config.progress = notify->progress;

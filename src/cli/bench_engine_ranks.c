@@ -51,6 +51,7 @@ static yard_status open_pod(ranks_bench *b, uint32_t n_ranks, uint32_t tp, doubl
     c.engine.n_threads = a->n_threads;
     c.engine.cpu_variant = a->variant;
     c.engine.pin = a->pin;
+    c.engine.prefix_cache = YARD_CACHE_OFF; /* every run computes */
     c.engine.max_seqs = b->max_batch;
     c.engine.kv_tokens =
         (uint64_t)b->max_batch * yard_align_up(a->n_prompt + a->n_decode, YARD_PAGE_TOKENS);

@@ -36,6 +36,15 @@ static uint64_t taken_at(const yard_agree_config *c, const yard_step_record *rec
     return n;
 }
 
+/* Where nobody decodes, a long step delays nobody. */
+static uint32_t prefill_budget(const yard_agree_config *c, const yard_step_record *records)
+{
+    for (uint32_t r = 0; r < c->n_ranks; r++)
+        if (records[r].n_tokens > 0)
+            return c->prefill_budget;
+    return UINT32_MAX;
+}
+
 /* Nobody gets more than it wishes, and whoever gets less than that gets as much as any other. What
  * does not divide goes to the unsatisfied one after the other, beginning at another instance each
  * step, so that a budget below one token each starves nobody. */
@@ -43,14 +52,15 @@ static uint32_t share_prefill(const yard_agree_config *c, const yard_step_record
                               uint32_t instance)
 {
     const uint32_t dp = c->n_ranks / c->tp, wish = view_of(c, records, instance).prefill_tokens;
-    uint32_t level = 0, above = c->prefill_budget, place = 0, first;
+    const uint32_t budget = prefill_budget(c, records);
+    uint32_t level = 0, above = budget, place = 0, first;
 
     assert(dp > 0);
     first = (uint32_t)(records[0].step % dp);
     while (level < above) { /* the highest level that the budget allows */
         const uint32_t middle = above - (above - level) / 2;
 
-        if (taken_at(c, records, middle) <= c->prefill_budget)
+        if (taken_at(c, records, middle) <= budget)
             level = middle;
         else
             above = middle - 1;
@@ -59,7 +69,7 @@ static uint32_t share_prefill(const yard_agree_config *c, const yard_step_record
         return wish;
     for (uint32_t i = first; i != instance; i = (i + 1) % dp)
         place += view_of(c, records, i).prefill_tokens > level;
-    return level + (place < c->prefill_budget - taken_at(c, records, level));
+    return level + (place < budget - taken_at(c, records, level));
 }
 
 /* Two rounds only where every rank that has tokens gains by them: one wish for less decides. */

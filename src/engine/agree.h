@@ -46,8 +46,9 @@ typedef enum yard_step_schedule {
 /* Constants of the group, equal on all ranks. */
 typedef struct yard_agree_config {
     uint32_t n_ranks, tp;
-    uint32_t prefill_budget; /* prompt tokens of all instances in one step: while one is in prefill,
-                                the MoE layers of all are slower. At least 1 */
+    uint32_t prefill_budget; /* prompt tokens of all instances in a step in which any of them
+                                decodes: while one is in prefill, the MoE layers of all are slower.
+                                At least 1 */
 } yard_agree_config;
 
 /* Equal on all ranks but for the last two, which are those of the caller's instance. */

@@ -28,6 +28,24 @@ uint32_t yard_engine_poll_pages(yard_engine *engine, yard_page_event *events, ui
 /* The same as if they had been lost. */
 void yard_engine_pages_anew(yard_engine *engine);
 
+/* Bytes of a page on this rank. */
+size_t yard_engine_page_bytes(const yard_engine *engine);
+
+/* Copies a page that the cache holds.
+ *   out        [yard_engine_page_bytes()]
+ *   generated  set: some of its tokens, or of those before it, were not computed as a prompt
+ * Errors: YARD_EAGAIN: it does not hold the page now; those of the device. */
+yard_status yard_engine_export_page(yard_engine *engine, yard_page_hash name, void *out,
+                                    bool *generated);
+
+/* The cache gets a page that the same rank of an instance with the same page root exported. All
+ * ranks of an instance get it, each its own bytes, at the same place among their requests and
+ * aborts; with several ranks it is there a step later. Dropped when the cache has it already, or
+ * requests hold all pages. data is copied. Errors: YARD_EINVAL (the cache is off; generated and the
+ * cache is strict), YARD_ENOMEM. */
+yard_status yard_engine_import_page(yard_engine *engine, yard_page_hash name, bool generated,
+                                    const void *data);
+
 /* Runs one sequence of n_ids prompt tokens through prefill in chunks of max_tokens and calls
  * each(ctx, pos, logits, draft) for every position with pos % every == 0 and for the last one:
  *   logits [vocab] f32, valid during the call.

@@ -41,9 +41,18 @@ typedef struct sequence {
     uint32_t n_prompt_told, n_prompt_to_tell; /* prompt tokens with log-probabilities */
 } sequence;
 
-/* What was asked for since the last step, in the instance's order: a request, or its end. */
+/* A page on its way into the cache. */
+typedef struct yard_page_import {
+    yard_page_hash name;
+    bool generated;
+    void *data; /* NULL: none */
+} yard_page_import;
+
+/* What was asked for since the last step, in the instance's order: a request, its end, or a page.
+ */
 typedef struct command {
     struct command *next;
+    yard_page_import import;
     sequence *seqs; /* [n_seqs] its choices, a list; NULL: abort_id ends */
     uint32_t n_seqs;
     uint64_t abort_id;
@@ -164,7 +173,7 @@ static inline yard_sym yard_group_model_at(uint32_t n_ranks)
 yard_status yard_group_open(yard_engine *engine, const yard_engine_config *config, yard_error *err);
 void yard_group_close(yard_engine *engine);
 
-/* Takes over what, to take effect with a later step; on error its sequence is freed. */
+/* Takes over what, to take effect with a later step; on error what it owns is freed. */
 yard_status yard_group_command(yard_engine *engine, const command *what);
 
 /* What the next step is; plan->runs is false when the group sleeps. */
@@ -204,6 +213,12 @@ void yard_cache_hold(yard_engine *engine, sequence *seq, uint32_t slot, uint32_t
 
 /* After a step: pages of the slot that are full now can be found by others. */
 void yard_cache_show(yard_engine *engine, uint32_t slot);
+
+/* A held page gets its name, unless another has it. */
+void yard_cache_add(yard_engine *engine, int32_t page, yard_page_hash name, bool generated);
+
+/* A page with content from elsewhere, held by nobody (page_move.c). */
+void yard_cache_place(yard_engine *engine, const yard_page_import *import);
 
 /* ---- who runs: admit.c --------------------------------------------------------------------- */
 

@@ -12,6 +12,7 @@ static void free_commands(yard_engine *e)
         command *c = e->command_head;
         e->command_head = c->next;
         yard_sequence_free(c->seqs);
+        free(c->import.data);
         free(c);
     }
     e->command_tail = NULL;
@@ -39,6 +40,7 @@ yard_status yard_group_command(yard_engine *e, const command *what)
     c = malloc(sizeof(*c));
     if (!c) {
         yard_sequence_free(what->seqs);
+        free(what->import.data);
         return yard_fail(&e->err, YARD_ENOMEM, "request: %zu bytes", sizeof(*c));
     }
     *c = *what;
@@ -61,11 +63,14 @@ void yard_group_take_commands(yard_engine *e, uint64_t n_commands)
         if (!e->command_head)
             e->command_tail = NULL;
         e->n_pending -= c->n_seqs;
-        if (c->seqs)
+        if (c->import.data)
+            yard_cache_place(e, &c->import);
+        else if (c->seqs)
             enqueue_all(e, c->seqs);
         else
             (void)yard_engine_end(e, c->abort_id,
                                   c->abort_choice); /* it may have ended by itself */
+        free(c->import.data);
         free(c);
     }
 }
@@ -188,7 +193,7 @@ yard_status yard_group_open(yard_engine *e, const yard_engine_config *c, yard_er
     e->group =
         (yard_agree_config){ .n_ranks = n_ranks, .tp = tp, .prefill_budget = c->prefill_budget };
     if (e->group.prefill_budget == 0)
-        e->group.prefill_budget = n_ranks / tp * e->max_tokens;
+        e->group.prefill_budget = e->max_tokens / 4 > 64 ? e->max_tokens / 4 : 64;
     return e->fabric ? yard_records_open(&e->records, &e->group, e->fabric, 0, 1, err) : YARD_OK;
 }
 

@@ -140,6 +140,12 @@ void yard_cache_hold(yard_engine *e, sequence *seq, uint32_t slot, uint32_t n_pa
     }
 }
 
+void yard_cache_add(yard_engine *e, int32_t page, yard_page_hash name, bool generated)
+{
+    if (yard_page_pool_name(&e->pool, page, name, generated))
+        tell(e, YARD_PAGE_ADDED, name);
+}
+
 void yard_cache_show(yard_engine *e, uint32_t slot)
 {
     sequence *seq = e->running[slot];
@@ -154,8 +160,6 @@ void yard_cache_show(yard_engine *e, uint32_t slot)
         if (generated && e->cache == YARD_CACHE_STRICT)
             return;
         yard_cache_name(e, seq, i + 1);
-        if (yard_page_pool_name(&e->pool, yard_engine_page_row(e, slot)[i], seq->name[i],
-                                generated))
-            tell(e, YARD_PAGE_ADDED, seq->name[i]);
+        yard_cache_add(e, yard_engine_page_row(e, slot)[i], seq->name[i], generated);
     }
 }

@@ -83,9 +83,11 @@ static void the_prefill_budget_is_shared(void **state)
     for (uint32_t code = 0; code < 125; code++)
         for (uint32_t budget = 1; budget < 14; budget++)
             for (uint64_t step = 0; step < 3; step++) {
-                yard_step_record r[3] = { { .prefill_tokens = code % 5, .step = step },
-                                          { .prefill_tokens = code / 5 % 5, .step = step },
-                                          { .prefill_tokens = code / 25, .step = step } };
+                yard_step_record r[3] = {
+                    { .prefill_tokens = code % 5, .n_tokens = 1, .step = step },
+                    { .prefill_tokens = code / 5 % 5, .step = step },
+                    { .prefill_tokens = code / 25, .step = step }
+                };
                 uint32_t got[3], sum = 0, wished = 0;
 
                 for (uint32_t i = 0; i < 3; i++) {
@@ -108,13 +110,24 @@ static void a_budget_below_one_each_starves_nobody(void **state)
     (void)state;
     for (uint64_t step = 0; step < 3; step++)
         for (uint32_t i = 0; i < 3; i++) {
-            const yard_step_record r[3] = { { .prefill_tokens = 5, .step = step },
+            const yard_step_record r[3] = { { .prefill_tokens = 5, .n_tokens = 1, .step = step },
                                             { .prefill_tokens = 5, .step = step },
                                             { .prefill_tokens = 5, .step = step } };
             got[i] += plan_of(3, 1, 1, r, i).prefill_tokens;
         }
     for (uint32_t i = 0; i < 3; i++)
         assert_int_equal(got[i], 1);
+}
+
+static void nobody_is_held_up_where_nobody_decodes(void **state)
+{
+    const yard_step_record r[3] = { { .prefill_tokens = 500 },
+                                    { .prefill_tokens = 1 << 20 },
+                                    { .prefill_tokens = 0 } };
+
+    (void)state;
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(plan_of(3, 1, 1, r, i).prefill_tokens, r[i].prefill_tokens);
 }
 
 static void a_record_is_due_right_after_launch(void **state)
@@ -440,6 +453,7 @@ int main(void)
         cmocka_unit_test(the_maximum_and_the_least_decide),
         cmocka_unit_test(the_prefill_budget_is_shared),
         cmocka_unit_test(a_budget_below_one_each_starves_nobody),
+        cmocka_unit_test(nobody_is_held_up_where_nobody_decodes),
         cmocka_unit_test(a_record_is_due_right_after_launch),
         cmocka_unit_test(two_ranks_exhaustively),
         cmocka_unit_test(three_ranks_exhaustively),

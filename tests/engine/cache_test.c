@@ -253,6 +253,64 @@ static void answers_are_reused_unless_strict(void **state)
     }
 }
 
+/* ---- pages from elsewhere ---------------------------------------------------------------- */
+
+/* Moves what `from` has of the prompt; falsify: other bytes than it has. */
+static void move_pages(yard_engine *from, yard_engine *to, const service_request *r, bool falsify)
+{
+    yard_page_hash name[SERVICE_MAX_PROMPT / YARD_PAGE_TOKENS];
+    const size_t n_bytes = yard_engine_page_bytes(from);
+    const uint32_t n =
+        yard_page_hash_chain(yard_engine_page_root(from), r->prompt, r->n_prompt, name);
+    uint8_t *data = malloc(n_bytes);
+    bool generated;
+
+    assert_int_equal(n_bytes, yard_engine_page_bytes(to));
+    for (uint32_t i = 0; i < n; i++) {
+        assert_int_equal(yard_engine_export_page(from, name[i], data, &generated), YARD_OK);
+        assert_false(generated);
+        if (falsify)
+            memset(data, 0, n_bytes);
+        assert_int_equal(yard_engine_import_page(to, name[i], generated, data), YARD_OK);
+        assert_int_equal(yard_engine_import_page(to, name[i], generated, data), YARD_OK);
+    }
+    name[0].word[0]++;
+    assert_int_equal(yard_engine_export_page(from, name[0], data, &generated), YARD_EAGAIN);
+    assert_int_equal(yard_engine_import_page(to, name[0], true, data), YARD_EINVAL);
+    free(data);
+    assert_int_equal(service_stats(to).n_cached_pages, n);
+    assert_true(yard_engine_accounts_hold(to));
+}
+
+static void pages_move_between_engines(void **state)
+{
+    service_request *r = &requests[3], *some[] = { r };
+    yard_engine_config config = service_config(YARD_CACHE_STRICT);
+    yard_engine *from = golden_engine(config), *to;
+
+    (void)state;
+    service_submit(from, r);
+    service_run(from, some, 1);
+    for (int falsify = 0; falsify < 2; falsify++) {
+        to = golden_engine(config);
+        move_pages(from, to, r, falsify);
+        service_submit(to, r);
+        service_run(to, some, 1);
+        assert_int_equal(r->answer[0].n_cached, full_pages(r->n_prompt - 1));
+        if (!falsify)
+            service_compare(r);
+        else
+            assert_memory_not_equal(r->answer[0].logprob, r->alone[0].logprob,
+                                    sizeof(r->alone[0].logprob[0]));
+        yard_engine_destroy(to);
+    }
+    config.cache_salt = "another";
+    to = golden_engine(config);
+    assert_false(yard_page_hash_equal(yard_engine_page_root(from), yard_engine_page_root(to)));
+    yard_engine_destroy(to);
+    yard_engine_destroy(from);
+}
+
 /* ---- log-probabilities ------------------------------------------------------------------- */
 
 typedef struct scores {
@@ -343,6 +401,7 @@ int main(void)
         cmocka_unit_test(one_choice_is_aborted),
         cmocka_unit_test(preemption_changes_nothing),
         cmocka_unit_test(answers_are_reused_unless_strict),
+        cmocka_unit_test(pages_move_between_engines),
         cmocka_unit_test(logprobs_are_the_models),
         cmocka_unit_test(what_cannot_be_is_refused),
     };

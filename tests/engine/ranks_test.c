@@ -10,7 +10,7 @@
 typedef struct engine_case {
     uint32_t n_ranks, tp;
     const char *transport;
-    uint32_t max_tokens, prefill_budget;
+    uint32_t max_tokens, prefill_budget, kv_tokens;
     uint32_t n_prompts;
     const ranks_prompt *prompts;
 } engine_case;
@@ -34,7 +34,7 @@ static yard_engine_config engine_config_of(const engine_case *c)
     config.n_threads = 1;
     config.max_seqs = 4;
     config.max_tokens = c->max_tokens;
-    config.kv_tokens = 8192;
+    config.kv_tokens = c->kv_tokens ? c->kv_tokens : 8192;
     config.tp = c->tp;
     config.prefill_budget = c->prefill_budget;
     return config;
@@ -158,6 +158,7 @@ static void answering_rank(const yard_fabric_config *base, void *ctx)
 {
     const engine_case *c = ctx;
     const uint32_t dp = c->n_ranks / c->tp;
+    yard_engine_stats stats;
     engine_rank r;
 
     engine_rank_open(&r, c, base);
@@ -180,6 +181,8 @@ static void answering_rank(const yard_fabric_config *base, void *ctx)
         CHECK(r.instance != i || r.ended[i % c->n_prompts]);
     }
     check_all_is_free(&r);
+    yard_engine_get_stats(r.engine, &stats);
+    CHECK(r.instance > 0 || c->prompts[0].n_ids <= YARD_PAGE_TOKENS || stats.n_found_tokens > 0);
     engine_rank_close(&r);
 }
 
@@ -194,6 +197,9 @@ static void answers_are_the_golden_ones(void **state)
         { .n_ranks = 4, .tp = 1, .max_tokens = 32, .prefill_budget = 5, .n_prompts = 8 },
         { .n_ranks = 2, .tp = 2, .max_tokens = 32, .n_prompts = 6 },
         { .n_ranks = 4, .tp = 2, .transport = "tcp", .max_tokens = 64, .n_prompts = 8 },
+        /* requests wait for pages */
+        { .n_ranks = 2, .tp = 1, .max_tokens = 64, .n_prompts = 8, .kv_tokens = 320 },
+        { .n_ranks = 2, .tp = 2, .max_tokens = 32, .n_prompts = 8, .kv_tokens = 320 },
     };
 
     (void)state;
@@ -202,6 +208,83 @@ static void answers_are_the_golden_ones(void **state)
         c.prompts = prompts;
         test_run(c.n_ranks, answering_rank, &c);
     }
+}
+
+/* ---- preemption -------------------------------------------------------------------------- */
+
+enum { MANY = 4, MANY_NEW = 150 };
+
+typedef struct preemption {
+    engine_case c;
+    int32_t (*token)[MANY][MANY_NEW]; /* [instances] shared */
+    bool is_reference;                /* writes the tokens; otherwise compares */
+} preemption;
+
+static uint64_t submit_many(engine_rank *r, uint32_t i)
+{
+    yard_request request = YARD_REQUEST_INIT;
+    uint64_t id = 0;
+
+    request.prompt = r->c->prompts[1 + i].ids;
+    request.n_prompt = r->c->prompts[1 + i].n_ids;
+    request.max_new_tokens = MANY_NEW;
+    request.ignore_eos = true;
+    request.sampling.temperature = i % 2 ? 0.9f : 0.0f;
+    check_ok(r, yard_engine_submit(r->engine, &request, &id));
+    return id;
+}
+
+/* Pages run out: requests give way and begin again, alike on the ranks of an instance, and what
+ * they say is what they say with plenty of pages. */
+static void preempting_rank(const yard_fabric_config *base, void *ctx)
+{
+    const preemption *p = ctx;
+    uint32_t n[MANY] = { 0 }, n_events;
+    uint64_t id[MANY], before;
+    yard_engine_stats stats;
+    yard_event event;
+    engine_rank r;
+
+    engine_rank_open(&r, &p->c, base);
+    for (uint32_t i = 0; i < MANY; i++)
+        id[i] = submit_many(&r, i);
+    do {
+        before = steps_so_far(&r);
+        check_ok(&r, yard_engine_step(r.engine));
+        while ((n_events = yard_engine_poll(r.engine, &event, 1)) > 0)
+            for (uint32_t i = 0; i < MANY; i++)
+                if (id[i] == event.id && p->is_reference)
+                    p->token[r.instance][i][n[i]++] = event.token;
+                else if (id[i] == event.id)
+                    CHECK(event.token == p->token[r.instance][i][n[i]++]);
+    } while (steps_so_far(&r) > before);
+    for (uint32_t i = 0; i < MANY; i++)
+        CHECK(n[i] == MANY_NEW);
+    check_all_is_free(&r);
+    yard_engine_get_stats(r.engine, &stats);
+    CHECK((stats.n_preemptions > 0) == !p->is_reference);
+    engine_rank_close(&r);
+}
+
+static void preemption_changes_nothing(void **state)
+{
+    const size_t n_bytes = 2 * sizeof(int32_t[MANY][MANY_NEW]);
+    void *shared = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    (void)state;
+    assert_true(shared != MAP_FAILED);
+    for (uint32_t tp = 1; tp <= 2; tp++)
+        for (int small = 0; small < 2; small++) {
+            preemption p = { .c = { .n_ranks = 2,
+                                    .tp = tp,
+                                    .max_tokens = 48,
+                                    .kv_tokens = small ? 448 : 0,
+                                    .prompts = prompts },
+                             .token = shared,
+                             .is_reference = !small };
+            test_run(2, preempting_rank, &p);
+        }
+    munmap(shared, n_bytes);
 }
 
 /* ---- the orderly end --------------------------------------------------------------------- */
@@ -384,6 +467,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(answers_are_the_golden_ones),
+        cmocka_unit_test(preemption_changes_nothing),
         cmocka_unit_test(a_group_ends_in_order),
         cmocka_unit_test(aborts_free_what_was_held),
         cmocka_unit_test(the_rest_joins_a_new_group),
