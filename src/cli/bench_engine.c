@@ -10,7 +10,7 @@
 
 #include "cli/args.h"
 #include "cli/bench.h"
-#include "cli/bench_engine_ranks.h"
+#include "cli/bench_engine_mixed.h"
 #include "engine/engine.h"
 
 enum { MAX_THREADS = 1024, MAX_PROMPT = 1 << 20, MAX_BATCH = 1024 };
@@ -25,13 +25,14 @@ enum {
     KEY_PIN,
     KEY_RANKS,
     KEY_TP,
-    KEY_TRANSPORT
+    KEY_TRANSPORT,
+    KEY_MIXED
 };
 
 typedef struct engine_args {
     const char *model, *variant, *transport;
     uint64_t n_ranks, tp; /* n_ranks 0: in this process */
-    bool threads_given, prompt_given;
+    bool threads_given, prompt_given, mixed;
     yard_bench_list threads, prompt, batch;
     uint64_t n_decode, n_repeats;
     bool exact, json;
@@ -78,6 +79,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case KEY_TP:
         st = yard_cli_parse_u64("--tp", arg, 1, MAX_THREADS, &a->tp, &err);
+        break;
+    case KEY_MIXED:
+        a->mixed = true;
         break;
     case KEY_TRANSPORT:
         a->transport = arg;
@@ -139,6 +143,11 @@ static const struct argp_option option_list[] = {
       "(default 1) are those of a rank, --batch the requests of an instance, --prompt-tokens one "
       "number (default 16)",
       1 },
+    { "mixed", KEY_MIXED, NULL, 0,
+      "Only this: the times between tokens of one instance's answers (the first number of --batch) "
+      "while another takes prompts of --prompt-tokens (default 2000), with and without a budget of "
+      "prompt tokens. On --ranks (default 2)",
+      1 },
     { "tp", KEY_TP, "T", 0, "Ranks of an instance (default 1)", 1 },
     { "transport", KEY_TRANSPORT, "NAME", 0, "As of generate (default: shm)", 1 },
     { "json", 'j', NULL, 0, "One JSON object a row", 0 },
@@ -157,7 +166,8 @@ static const struct argp engine_argp = {
            "Examples:\n"
            "  switchyard bench engine\n"
            "  switchyard bench engine models/demo --threads 2 --batch 1,4,16 --json\n"
-           "  switchyard bench engine models/demo --ranks 2 --batch 1,8\n",
+           "  switchyard bench engine models/demo --ranks 2 --batch 1,8\n"
+           "  switchyard bench engine models/demo --mixed --batch 8\n",
 };
 
 /* Any ids do, but the same in every run. Sequence j begins at the j-th one, so that sequences of
@@ -480,10 +490,12 @@ static yard_status run_ranks(engine_bench *b, yard_error *err)
     const yard_bench_ranks ranks = { .model = a->model,
                                      .variant = a->variant,
                                      .transport = a->transport,
-                                     .n_ranks = (uint32_t)a->n_ranks,
+                                     .n_ranks = (uint32_t)(a->n_ranks ? a->n_ranks : 2),
                                      .tp = (uint32_t)a->tp,
                                      .n_threads = a->threads_given ? a->threads.value[0] : 1,
-                                     .n_prompt = a->prompt_given ? a->prompt.value[0] : 16,
+                                     .n_prompt = a->prompt_given ? a->prompt.value[0]
+                                                 : a->mixed      ? 2000
+                                                                 : 16,
                                      .n_decode = (uint32_t)a->n_decode,
                                      .n_repeats = (uint32_t)a->n_repeats,
                                      .batch = a->batch,
@@ -491,10 +503,11 @@ static yard_status run_ranks(engine_bench *b, yard_error *err)
                                      .exact = a->exact,
                                      .json = a->json };
 
-    if (a->n_ranks % a->tp != 0)
+    if (ranks.n_ranks % a->tp != 0)
         return yard_fail(err, YARD_EINVAL, "--ranks: want a multiple of --tp %llu, got %llu",
-                         (unsigned long long)a->tp, (unsigned long long)a->n_ranks);
-    return yard_bench_engine_ranks(&ranks, &b->n_wrong, err);
+                         (unsigned long long)a->tp, (unsigned long long)ranks.n_ranks);
+    return a->mixed ? yard_bench_engine_mixed(&ranks, &b->n_wrong, err)
+                    : yard_bench_engine_ranks(&ranks, &b->n_wrong, err);
 }
 
 static yard_status run_here(engine_bench *b, yard_error *err)
@@ -521,7 +534,7 @@ int yard_bench_engine(int argc, char **argv)
 
     yard_cli_parse_args(&engine_argp, "switchyard bench engine", argc, argv, &b.args);
     yard_bench_print_head(b.args.json);
-    st = b.args.n_ranks ? run_ranks(&b, &err) : run_here(&b, &err);
+    st = b.args.n_ranks || b.args.mixed ? run_ranks(&b, &err) : run_here(&b, &err);
     if (st == YARD_OK && b.n_wrong > 0)
         st = yard_fail(&err, YARD_EDEVICE, "%llu rows gave other ids than a request alone",
                        (unsigned long long)b.n_wrong);

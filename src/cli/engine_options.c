@@ -13,6 +13,9 @@ enum {
     KEY_PIN,
     KEY_MAX_BATCH_TOKENS,
     KEY_KV_TOKENS,
+    KEY_PREFILL_BUDGET,
+    KEY_PREFIX_CACHE,
+    KEY_CACHE_SALT,
     KEY_TEMPERATURE,
     KEY_TOP_K,
     KEY_TOP_P,
@@ -32,6 +35,19 @@ enum {
 };
 
 enum { MAX_THREADS = 1024, MAX_BATCH_TOKENS = 1 << 20 };
+
+static yard_prefix_cache parse_cache(struct argp_state *state, const char *arg)
+{
+    static const char *const names[] = {
+        [YARD_CACHE_ON] = "on", [YARD_CACHE_STRICT] = "strict", [YARD_CACHE_OFF] = "off"
+    };
+
+    for (int i = 0; i < 3; i++)
+        if (!strcmp(arg, names[i]))
+            return (yard_prefix_cache)i;
+    argp_error(state, "--prefix-cache: want on, strict or off, got '%s'", arg);
+    return YARD_CACHE_ON;
+}
 
 static error_t parse_engine(int key, char *arg, struct argp_state *state)
 {
@@ -65,6 +81,16 @@ static error_t parse_engine(int key, char *arg, struct argp_state *state)
     case KEY_KV_TOKENS:
         config->kv_tokens = yard_cli_argp_u64(state, "--kv-tokens", arg, 1, INT32_MAX);
         return 0;
+    case KEY_PREFILL_BUDGET:
+        config->prefill_budget =
+            (uint32_t)yard_cli_argp_u64(state, "--prefill-budget", arg, 1, MAX_BATCH_TOKENS);
+        return 0;
+    case KEY_PREFIX_CACHE:
+        config->prefix_cache = parse_cache(state, arg);
+        return 0;
+    case KEY_CACHE_SALT:
+        config->cache_salt = arg;
+        return 0;
     default:
         return ARGP_ERR_UNKNOWN;
     }
@@ -82,6 +108,17 @@ static const struct argp_option engine_option_list[] = {
       "Tokens the KV cache holds: prompt and answer (default: the model's context, or what 2 GB "
       "hold)",
       0 },
+    { "prefill-budget", KEY_PREFILL_BUDGET, "N", 0,
+      "Prompt tokens, of all instances, in a step in which an answer waits for its next token "
+      "(default: a quarter of --max-batch-tokens, at least 64)",
+      0 },
+    { "prefix-cache", KEY_PREFIX_CACHE, "WHICH", 0,
+      "Take over the cache of requests that began alike: on (default), strict (of prompts alone, "
+      "so "
+      "that results are equal to the bit with and without), off",
+      0 },
+    { "cache-salt", KEY_CACHE_SALT, "TEXT", 0,
+      "Engines with other salts never share cached pages, nor know them by name", 0 },
     { 0 },
 };
 
