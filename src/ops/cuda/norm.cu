@@ -93,7 +93,7 @@ static __device__ __forceinline__ void load_row(const norm_args &n, uint32_t row
 /* One row a block at a time, in registers from the first read to the last write; shared memory has
  * a copy for the sum, whose lanes run across threads. */
 template <int PIECES>
-static __global__ void __launch_bounds__(NORM_THREADS)
+static __global__ void __launch_bounds__(NORM_THREADS, PIECES <= 2 ? 2 : 1)
     rms_norm_quant_kernel(const __grid_constant__ norm_args n)
 {
     extern __shared__ float4 raw[];
@@ -101,22 +101,24 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     const yard_rms_norm_args &a = n.a;
     const yard_rows weight = { a.weight_dtype, a.n_cols, (void *)a.weight, NULL };
     const uint32_t first = threadIdx.x * LANE_COLS;
+    const uint32_t weight_bytes = a.weight_dtype == YARD_BF16 ? 2 : 4;
     float *values = (float *)raw;
     eight x[PIECES], w[PIECES];
 
     allow_next_kernel();
     /* weights do not depend on any kernel before this one */
-#pragma unroll
-    for (int p = 0; p < PIECES; p++)
-        w[p] = load_eight(weight, 0, first + p * NORM_STEP, a.n_cols, n.weight_wide);
+    for (uint32_t col = first; col < a.n_cols; col += NORM_STEP)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)a.weight + col * weight_bytes));
     wait_previous_kernel();
 
     for (uint32_t row = blockIdx.x; row < (uint32_t)*a.n_rows; row += gridDim.x) {
         load_row<PIECES>(n, row, x);
 #pragma unroll
-        for (int p = 0; p < PIECES; p++)
+        for (int p = 0; p < PIECES; p++) {
             if (first + p * NORM_STEP < a.n_cols)
                 to_shared(values + first + p * NORM_STEP, x[p]);
+            w[p] = load_eight(weight, 0, first + p * NORM_STEP, a.n_cols, n.weight_wide);
+        }
         __syncthreads(); /* the row is whole */
         const float inverse = inverse_rms(sum_squares(values, a.n_cols, lanes), a.n_cols, a.eps);
 #pragma unroll

@@ -24,8 +24,9 @@ typedef struct place {
     uint32_t row, col, n_cols; /* col: this lane's first */
 } place;
 
-static __device__ __forceinline__ place place_of(uint32_t group, uint32_t n_items, uint32_t n_cols)
+static __device__ __forceinline__ place place_of(uint32_t pair, uint32_t n_items, uint32_t n_cols)
 {
+    const uint32_t group = pair + threadIdx.x / GROUP_LANES % 2; /* of this half of the warp */
     const uint32_t n_groups = (n_cols + YARD_GROUP - 1) / YARD_GROUP;
     const uint32_t lane_col = threadIdx.x % GROUP_LANES * LANE_COLS;
 
@@ -35,17 +36,16 @@ static __device__ __forceinline__ place place_of(uint32_t group, uint32_t n_item
 }
 
 /* Calls fn(first, step, n_items) so often that first, first + step, .. AT_ONCE of them, are this
- * half warp's groups: warps stay together, and groups from n_items on do not exist. */
+ * warp's pairs of groups: warps stay together, and groups from n_items on do not exist. */
 template <typename FN>
 static __device__ __forceinline__ void share_groups(const int32_t *n_rows, uint32_t n_cols, FN fn)
 {
     const uint32_t n_items = (uint32_t)*n_rows * ((n_cols + YARD_GROUP - 1) / YARD_GROUP);
     const uint32_t step = gridDim.x * QUANTISE_GROUPS;
-    const uint32_t half = threadIdx.x / GROUP_LANES % 2;
 
     for (uint32_t warp = blockIdx.x * QUANTISE_GROUPS + threadIdx.x / WARP_LANES * 2;
          warp < n_items; warp += AT_ONCE * step)
-        fn(warp + half, step, n_items);
+        fn(warp, step, n_items);
 }
 
 static __global__ void __launch_bounds__(QUANTISE_THREADS)
@@ -65,6 +65,8 @@ static __global__ void __launch_bounds__(QUANTISE_THREADS)
 #pragma unroll
         for (uint32_t i = 0; i < AT_ONCE; i++) {
             const place at = place_of(first + i * step, n_items, a.n_cols);
+            if (first + i * step >= n_items)
+                return;
             quantise_eight(a.y, at.row, at.col, at.n_cols, a.ue8m0, q.wide, x[i]);
         }
     });
@@ -111,12 +113,22 @@ typedef struct silu_args {
 
 static __device__ __forceinline__ eight silu_mul(const eight &gate, const eight &up)
 {
-    eight y;
+    bool is_easy = true;
+    eight divisor, y;
 
 #pragma unroll
     for (int i = 0; i < LANE_COLS; i++) {
-        const float divisor = __fadd_rn(1.0f, exp_defined(-gate.v[i]));
-        y.v[i] = __fmul_rn(__fdiv_rn(gate.v[i], divisor), up.v[i]);
+        const float size = fabsf(gate.v[i]);
+        divisor.v[i] = __fadd_rn(1.0f, exp_defined(-gate.v[i]));
+        is_easy &= size <= 60.0f && (size >= 0x1p-90f || size == 0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < LANE_COLS; i++) {
+        /* a product with the reciprocal of a negative zero's divisor would lose the sign */
+        y.v[i] = gate.v[i] == 0.0f ? gate.v[i] : quotient(gate.v[i], divisor.v[i]);
+        if (!is_easy)
+            y.v[i] = __fdiv_rn(gate.v[i], divisor.v[i]);
+        y.v[i] = __fmul_rn(y.v[i], up.v[i]);
     }
     return y;
 }
@@ -140,6 +152,8 @@ static __global__ void __launch_bounds__(QUANTISE_THREADS)
 #pragma unroll
         for (uint32_t i = 0; i < AT_ONCE; i++) {
             const place at = place_of(first + i * step, n_items, a.n_cols);
+            if (first + i * step >= n_items)
+                return;
             emit_eight(a.y, at.row, at.col, at.n_cols, a.ue8m0, q.wide, silu_mul(gate[i], up[i]));
         }
     });

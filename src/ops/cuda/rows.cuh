@@ -153,6 +153,20 @@ static __device__ __forceinline__ float exp_defined(float x)
     return __fmul_rn(p, __uint_as_float((uint32_t)((int32_t)n + 127) << 23));
 }
 
+/* a / b, correctly rounded, for |a| from 2^-90 to 2^90 and b from 1 to 2^100: what __fdiv_rn does
+ * when it need not look at its operands, so that several of these can be under way at once. Of a
+ * reciprocal that is off by one unit in the last place it makes the right quotient all the same. */
+static __device__ __forceinline__ float quotient(float a, float b)
+{
+    float y, q;
+
+    asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(b));
+    y = __fmaf_rn(__fmaf_rn(-b, y, 1.0f), y, y);
+    q = __fmul_rn(a, y);
+    q = __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
+    return __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
+}
+
 /* ---- on the host --------------------------------------------------------------------------- */
 
 /* Whether eight values next to each other are whole aligned accesses in every row: 16 bytes, 8 of

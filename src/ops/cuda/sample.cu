@@ -17,8 +17,7 @@ enum {
     SAMPLE_THREADS = 512,
     SAMPLE_WARPS = SAMPLE_THREADS / WARP_LANES,
     CLUSTER = 8,              /* blocks of a row */
-    SAMPLE_MAX_CLUSTERS = 32, /* that run at once: a GPC of an H200 has 16 or 18 processors, two
-                                 blocks each; one cluster more would wait for another's end */
+    SAMPLE_MAX_CLUSTERS = 32, /* two blocks on each of 128 processors */
     BINS = 2048,
     OWN_BINS = BINS / CLUSTER, /* bins whose sum over the cluster a block makes */
     LIST = 768,                /* candidates of one bin that are compared directly */
@@ -702,9 +701,12 @@ yard_status yard_cuda_sample_launch(const yard_sample_args *a, uint32_t max_rows
 
 yard_status yard_cuda_sample_open(yard_error *err)
 {
-    const cudaError_t code = cudaFuncSetAttribute(
+    cudaError_t code = cudaFuncSetAttribute(
         sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, MAX_SAMPLE_BYTES);
 
+    if (code == cudaSuccess) /* room for two blocks a processor */
+        code = cudaFuncSetAttribute(sample_kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                    cudaSharedmemCarveoutMaxShared);
     if (code != cudaSuccess)
         return yard_fail(err, YARD_EDEVICE, "sample: %s", cudaGetErrorString(code));
     return YARD_OK;
