@@ -307,7 +307,8 @@ void yard_front_flush(yard_front *front, uint64_t now_us)
 
 static bool is_silent(const yard_front *front, uint64_t now_us, const yard_front_job *job)
 {
-    if (!job->sink || !job->prepared.request.stream || job->n_open == 0 ||
+    /* what is prepared is the reading thread's until there are parts */
+    if (!job->sink || job->n_open == 0 || !job->prepared.request.stream ||
         now_us - job->sent_us < front->config.keep_alive_us)
         return false;
     for (uint32_t i = 0; i < job->n_parts; i++)

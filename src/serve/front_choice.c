@@ -266,11 +266,11 @@ yard_status yard_front_choice_push(yard_front_choice *c, const yard_front_prepar
 
 yard_api_choice yard_front_choice_show(yard_front_choice *c, const yard_front_prepared *p)
 {
-    const yard_api_logprob *top = c->top;
+    uint32_t first = 0;
 
     for (uint32_t i = 0; i < c->n_tokens; i++) {
-        c->token[i].top = top;
-        top += c->token[i].n_top;
+        c->token[i].top = c->token[i].n_top > 0 ? &c->top[first] : NULL;
+        first += c->token[i].n_top;
     }
     return (yard_api_choice){
         .index = c->index,
