@@ -68,6 +68,56 @@ static void linear(void **state)
     close_variants(streams, n);
 }
 
+/* bf16 values of three kinds: 0 or between 2^-54 and 2^60; those and a few smaller ones; smaller
+ * ones alone, down to the smallest denormal. Most are 0, so that a result is the sum of few
+ * products and shows when one that is a denormal, or whose factor is one, got lost. */
+static uint16_t extreme_bf16(rng *r, uint32_t kind)
+{
+    const uint16_t sign = (uint16_t)(rng_below(r, 2) << 15);
+    const bool small = kind == 2 || (kind == 1 && rng_below(r, 20) == 0);
+
+    if (rng_below(r, 8))
+        return sign;
+    return sign |
+           (uint16_t)(small ? 1 + rng_below(r, 0x247f) : 0x2480 + rng_below(r, 0x5d81 - 0x2480));
+}
+
+static void extremes(void **state)
+{
+    enum { ROWS = 13, TOKENS = 66 };
+    yard_stream streams[MAX_VARIANTS];
+    const uint32_t n_streams = open_variants(streams);
+    const int32_t n = TOKENS;
+    rng r = { 17 };
+
+    (void)state;
+    for (uint32_t i = 0; i < 6; i++) {
+        const uint32_t cols = i % 2 ? 1100 : 70;
+        const random_matrix w = make_matrix(&r, YARD_BF16, ROWS, cols, 0, 0, 1);
+        const yard_rows x = random_rows(&r, YARD_BF16, TOKENS, cols);
+        yard_rows y[MAX_VARIANTS];
+
+        for (size_t e = 0; e < (size_t)TOKENS * cols; e++)
+            ((uint16_t *)x.data)[e] = extreme_bf16(&r, e / cols / 5 % 3);
+        for (size_t row = 0; row < ROWS; row++)
+            for (uint32_t c = 0; c < cols; c++)
+                ((uint16_t *)(uintptr_t)w.m.data)[row * w.m.ld + c] =
+                    extreme_bf16(&r, (row / 4 + i) % 3);
+        for (uint32_t v = 0; v < n_streams; v++) {
+            y[v] = random_rows(&r, YARD_F32, TOKENS, ROWS);
+            poison(y[v], TOKENS);
+            yard_ops_cpu.linear(streams[v],
+                                &(yard_linear_args){ .n_rows = &n, .x = x, .w = w.m, .y = y[v] });
+            assert_memory_equal(y[v].data, y[0].data, TOKENS * ROWS * sizeof(float));
+        }
+        for (uint32_t v = 0; v < n_streams; v++)
+            free_rows(y[v]);
+        free_rows(x);
+        free_matrix(w);
+    }
+    close_variants(streams, n_streams);
+}
+
 /* Rows so long that panels of weights are cut, in every place where a last piece may end. */
 static void long_rows(void **state)
 {
@@ -496,15 +546,11 @@ static void head_linear(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(linear),
-        cmocka_unit_test(long_rows),
-        cmocka_unit_test(every_code),
-        cmocka_unit_test(amx_is_near),
-        cmocka_unit_test(rows_are_independent),
-        cmocka_unit_test(grouped_linear),
-        cmocka_unit_test(grouped_layouts),
-        cmocka_unit_test(table),
-        cmocka_unit_test(head_linear),
+        cmocka_unit_test(linear),         cmocka_unit_test(long_rows),
+        cmocka_unit_test(extremes),       cmocka_unit_test(every_code),
+        cmocka_unit_test(amx_is_near),    cmocka_unit_test(rows_are_independent),
+        cmocka_unit_test(grouped_linear), cmocka_unit_test(grouped_layouts),
+        cmocka_unit_test(table),          cmocka_unit_test(head_linear),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
