@@ -89,7 +89,8 @@ static void take_tokens(test *t, const yard_link_tokens *k)
     assert_true(k->tag < MAX_REQUESTS && k->choice < 2);
     assert_int_equal(a->n_ends, 0);
     assert_true(a->n_tokens + k->n_tokens <= MAX_OUT);
-    memcpy(a->tokens + a->n_tokens, k->token, k->n_tokens * sizeof(*a->tokens));
+    if (k->n_tokens > 0)
+        memcpy(a->tokens + a->n_tokens, k->token, k->n_tokens * sizeof(*a->tokens));
     a->n_tokens += k->n_tokens;
     a->finish = k->finish;
     a->n_ends += k->finish != YARD_RUNNING;
