@@ -66,20 +66,17 @@ static uint64_t default_kv_tokens(const yard_model_config *c)
     return n < c->max_positions ? n : c->max_positions;
 }
 
-static yard_status lay_out_ranks(yard_model_options *options, const yard_engine_config *c,
-                                 uint32_t n_ranks, yard_error *err)
+/* The model checks the layout. */
+static void lay_out_ranks(yard_model_options *options, const yard_engine_config *c,
+                          uint32_t n_ranks)
 {
     const uint32_t tp = c->tp ? c->tp : 1;
 
-    if (n_ranks % tp != 0)
-        return yard_fail(err, YARD_EINVAL, "layout: want ranks a multiple of TP %u, got %u", tp,
-                         n_ranks);
     options->layout = (yard_layout){ n_ranks, n_ranks / tp, tp };
     options->fabric = c->fabric;
     options->rank = c->fabric ? yard_fabric_rank(c->fabric) : 0;
     options->heap_at = yard_group_model_at(n_ranks);
     options->timeout_us = c->timeout_us;
-    return YARD_OK;
 }
 
 /* Reads config.json and settles every size. */
@@ -96,10 +93,9 @@ static yard_status choose_sizes(yard_engine *e, const yard_engine_config *c, uin
                                      .cpu_variant = c->cpu_variant,
                                      .pin = (yard_pin)c->pin,
                                      .max_seqs = c->max_seqs };
-    if (st == YARD_OK)
-        st = lay_out_ranks(options, c, n_ranks, err);
     if (st != YARD_OK)
         return st;
+    lay_out_ranks(options, c, n_ranks);
     if (kv_tokens == 0)
         kv_tokens = default_kv_tokens(&e->model_config);
     if (kv_tokens > (uint64_t)INT32_MAX)

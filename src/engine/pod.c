@@ -37,11 +37,18 @@ static yard_status check_config(const yard_pod_config *c, yard_error *err)
     const uint32_t tp = c->engine.tp ? c->engine.tp : 1, n_pods = c->n_pods ? c->n_pods : 1;
     yard_engine_budget budget;
 
-    if (c->n_ranks == 0 || c->n_ranks % tp != 0)
+    if (c->n_ranks == 0)
+        return yard_fail(err, YARD_EINVAL, "pod: want at least one rank, got 0");
+    if (n_pods > 1 && c->n_ranks % tp != 0) {
+        uint32_t near = tp < c->n_ranks ? tp : c->n_ranks;
+
+        while (c->n_ranks % near != 0)
+            near--;
         return yard_fail(err, YARD_EINVAL,
                          "layout: want ranks of a machine a multiple of TP %u, for an instance is "
-                         "on one machine; got %u",
-                         tp, c->n_ranks);
+                         "on one machine; got %u; nearest: TP %u",
+                         tp, c->n_ranks, near);
+    }
     if (c->pod >= n_pods || (n_pods > 1 && !c->rendezvous))
         return yard_fail(err, YARD_EINVAL, "pod: want number below %u, got %u%s", n_pods, c->pod,
                          c->rendezvous ? "" : "; and a rendezvous");
@@ -227,7 +234,7 @@ static bool has_finished(const yard_pod *pod)
     }
     if (yard_pod_serves(pod))
         return all;
-    return any || (pod->requests.n == 0 && pod->generation.n_attempts > 1);
+    return any || (pod->served && pod->requests.n == 0 && pod->generation.n_attempts > 1);
 }
 
 yard_status yard_pod_finish(yard_pod *pod, yard_error *err)

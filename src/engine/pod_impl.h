@@ -42,8 +42,8 @@ struct yard_pod {
     bool pages_lost;              /* some did not fit: nothing more is kept until all are taken */
     yard_page_hash page_root;
     bool has_page_root;
-    bool finishing;
-    yard_error failure; /* status other than YARD_OK: of no use any more */
+    bool finishing, served; /* no request comes any more; a group did once */
+    yard_error failure;     /* status other than YARD_OK: of no use any more */
 };
 
 /* The pod fails, with its next yard_pod_run(). */

@@ -492,13 +492,16 @@ static bool open_rank(rank *r)
     return r->stop >= 0 && r->drained >= 0;
 }
 
-/* The group is over, or was not joined. */
+/* The group is over, or was not joined. Who is not there within the very first start's time is not
+ * going to come; later others may be starting again. */
 static void report_end(rank *r, yard_status st, const yard_error *err)
 {
+    const bool nobody_came = st == YARD_ETIMEDOUT && !r->engine && !r->fabric && !r->leaves;
+
     if (r->failure.status != YARD_OK) {
         send_text(r, YARD_FRAME_FAILED, r->failure.message);
         r->quits = true;
-    } else if (!may_pass(st)) {
+    } else if (!may_pass(st) || nobody_came) {
         fail(r, err);
         if (!r->quits)
             send_text(r, YARD_FRAME_LOST, err->message);

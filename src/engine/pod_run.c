@@ -33,16 +33,14 @@ static void add_reason(yard_pod *pod, const char *format, ...) YARD_PRINTF(2, 3)
 static void add_reason(yard_pod *pod, const char *format, ...)
 {
     const size_t n = strlen(pod->reason);
+    char text[YARD_POD_REASON_BYTES - sizeof("; ")];
     va_list args;
 
-    if (n > YARD_POD_REASON_BYTES / 2)
-        return;
     va_start(args, format);
-    if (n > 0)
-        snprintf(pod->reason + n, YARD_POD_REASON_BYTES - n, "; ");
-    vsnprintf(pod->reason + strlen(pod->reason), YARD_POD_REASON_BYTES - strlen(pod->reason),
-              format, args);
+    vsnprintf(text, sizeof(text), format, args);
     va_end(args);
+    if (n <= YARD_POD_REASON_BYTES / 2 && !strstr(pod->reason, text))
+        snprintf(pod->reason + n, YARD_POD_REASON_BYTES - n, "%s%s", n > 0 ? "; " : "", text);
 }
 void yard_pod_no_memory(yard_pod *pod)
 {
@@ -127,6 +125,7 @@ static void rank_formed(yard_pod *pod, uint32_t r, const yard_frame *f)
     yard_generation_formed(&pod->generation, r);
     if (!yard_generation_serves(&pod->generation))
         return;
+    pod->served = true;
     if (pod->reason[0])
         notice(pod, "serves again, generation %u, %.1f s after: %s", pod->generation.number,
                (double)(yard_now_us() - pod->started_us) * 1e-6, pod->reason);

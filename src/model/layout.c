@@ -61,7 +61,9 @@ yard_status yard_layout_check(const yard_model_config *c, yard_layout l, bool ex
 
     if (is_legal(c, l, exact))
         return YARD_OK;
-    if (l.ep == 0 || l.ep != (uint64_t)l.dp * l.tp)
+    if (l.ep > 0 && l.tp > 0 && l.ep % l.tp != 0)
+        snprintf(why, sizeof(why), "EP is no multiple of TP");
+    else if (l.ep == 0 || l.ep != (uint64_t)l.dp * l.tp)
         snprintf(why, sizeof(why), "want EP = DP x TP, at least 1");
     else if (c->n_experts % l.ep)
         snprintf(why, sizeof(why), "%u experts do not divide by EP %u", c->n_experts, l.ep);

@@ -69,7 +69,7 @@ grep -q 'bad: line 1: want a JSON string' "$dir/err" || fail "bad JSON: $(cat "$
 expect 1 $model --prompt x --ranks 5
 grep -q 'EP' "$dir/err" || fail "a layout that cannot be: $(cat "$dir/err")"
 expect 1 $model --prompt x --ranks 3 --tp 2
-grep -q 'multiple of TP 2' "$dir/err" || fail "ranks and TP: $(cat "$dir/err")"
+grep -q 'EP is no multiple of TP; nearest: EP 3, DP 3, TP 1' "$dir/err" || fail "ranks and TP: $(cat "$dir/err")"
 expect 1 $model --prompt x --ranks 2 --transport none
 grep -q "transport: 'none'" "$dir/err" || fail "a transport that is not: $(cat "$dir/err")"
 expect 1 $model --ids 99999 --ranks 2
@@ -104,6 +104,10 @@ refused "rank 0 has 'checkpoint .*', rank 1 has 'checkpoint " $model "$dir/other
 refused "names shard 'model-00001-of-00002.safetensors', which is not there" "$dir/broken" $model
 refused "names shard 'model-00001-of-00002.safetensors', which is not there" $model "$dir/broken"
 refused 'n_ranks: 4 on rank 0, 2 on rank 1' "$model --ranks 2" $model
+
+# a pod without a request whose others never come fails all the same
+YARD_RANK=1 YARD_SIZE=2 YARD_RENDEZVOUS="127.0.0.1:$(free_port)" expect 1 $model --prompt x --start-timeout 0.2
+grep -q 'rank 1: fabric: rendezvous: no rank 0 at 127.0.0.1' "$dir/err" || fail "alone: $(cat "$dir/err")"
 
 # ---- Ctrl-C ----
 python3 - "$SWITCHYARD" $model <<'PY' || fail "Ctrl-C"

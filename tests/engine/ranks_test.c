@@ -460,7 +460,8 @@ static void impossible_layouts_are_refused(void **state)
     assert_non_null(strstr(err.message, "EP"));
     config.tp = 3;
     assert_int_equal(yard_engine_budget_of(&config, 4, 0, &budget, &err), YARD_EINVAL);
-    assert_string_equal(err.message, "layout: want ranks a multiple of TP 3, got 4");
+    assert_string_equal(err.message, "layout EP 4, DP 1, TP 3: EP is no multiple of TP; nearest: "
+                                     "EP 4, DP 2, TP 2");
 }
 
 int main(void)
