@@ -60,7 +60,7 @@ typedef struct yard_fabric_config {
                                 0: all ranks of a machine. Equal on all ranks */
     bool (*gives_up)(void *ctx); /* asked some twenty times a second while the start waits for other
                                     ranks, by the thread that creates; true ends it with
-                                    YARD_ETIMEDOUT. NULL: never */
+                                    YARD_EPEER on all ranks that are there. NULL: never */
     void *gives_up_ctx;
 } yard_fabric_config;
 

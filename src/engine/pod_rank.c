@@ -496,7 +496,7 @@ static bool open_rank(rank *r)
  * going to come; later others may be starting again. */
 static void report_end(rank *r, yard_status st, const yard_error *err)
 {
-    const bool nobody_came = st == YARD_ETIMEDOUT && !r->engine && !r->fabric && !r->leaves;
+    const bool nobody_came = st == YARD_ETIMEDOUT && r->form.first && !r->fabric;
 
     if (r->failure.status != YARD_OK) {
         send_text(r, YARD_FRAME_FAILED, r->failure.message);

@@ -91,7 +91,7 @@ void yard_pod_send_finish(yard_pod *pod)
 
 static void form_group(yard_pod *pod)
 {
-    yard_form_frame form = { 0 };
+    yard_form_frame form = { .first = !pod->served };
 
     /* All ranks have left the old group, so nothing more comes from it. */
     if (!yard_pod_requests_regroup(&pod->requests, pod->reason))

@@ -46,6 +46,7 @@ typedef enum yard_frame_kind {
 /* FORM. */
 typedef struct yard_form_frame {
     char rendezvous[256];
+    bool first; /* no group of this pod has served yet */
 } yard_form_frame;
 
 /* ABORT; REFUSED with the message behind it. */

@@ -134,8 +134,10 @@ void yard_stage_begin(yard_fabric *f, const char *name);
  * the deadline has passed or the caller gives up. */
 int yard_stage_wait_ms(yard_fabric *f, const char *whom);
 
-/* How long the stage has been waited for, for messages once yard_stage_wait_ms() was 0. */
+/* How long the stage has been waited for, for messages once yard_stage_wait_ms() was 0, and the
+ * status then. */
 double yard_stage_seconds(const yard_fabric *f);
+yard_status yard_stage_status(const yard_fabric *f);
 
 /* Connects this rank to rank 0, checks that all agree on the config, fills peers, job_id, n_nodes.
  */

@@ -317,8 +317,9 @@ static yard_status gather_ranks(registry *reg, yard_acceptor *acceptor, yard_err
         if (wait_ms == 0) {
             yard_error late = { 0 };
 
-            yard_fail(&late, YARD_ETIMEDOUT, "fabric: rendezvous: %s missing at %s after %.1f s",
-                      whom, f->text.rendezvous, yard_stage_seconds(f));
+            yard_fail(&late, yard_stage_status(f),
+                      "fabric: rendezvous: %s missing at %s after %.1f s", whom, f->text.rendezvous,
+                      yard_stage_seconds(f));
             yard_star_broadcast_fail(f, &late);
             break;
         }

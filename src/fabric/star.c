@@ -66,6 +66,11 @@ double yard_stage_seconds(const yard_fabric *f)
     return (double)(s->given_up ? yard_now_us() - s->begun_us : f->config.start_timeout_us) / 1e6;
 }
 
+yard_status yard_stage_status(const yard_fabric *f)
+{
+    return f->stage.given_up ? YARD_EPEER : YARD_ETIMEDOUT;
+}
+
 void yard_ranks_text(char *text, size_t n_text, const bool *missing, uint32_t n_ranks)
 {
     enum { MAX_RANGES = 8 };
@@ -291,8 +296,8 @@ yard_status yard_star_gather(yard_fabric *f, uint64_t slack_us, const char *whom
             yard_ranks_text(ranks, sizeof(ranks), star->missing, f->n_ranks);
         wait_ms = yard_stage_wait_ms(f, whom ? whom : ranks);
         if (wait_ms == 0) {
-            yard_fail(&late, YARD_ETIMEDOUT, "fabric: %s: %s missing after %.1f s", f->stage.name,
-                      whom ? whom : ranks, yard_stage_seconds(f));
+            yard_fail(&late, yard_stage_status(f), "fabric: %s: %s missing after %.1f s",
+                      f->stage.name, whom ? whom : ranks, yard_stage_seconds(f));
             yard_star_broadcast_fail(f, &late);
         }
         poll(&p, 1, wait_ms);

@@ -103,7 +103,8 @@ for n_ranks in 1 2; do
     done
     { # with two ranks they may be gone already
         read -r pod <"/proc/${job[1]}/task/${job[1]}/children" # of a subshell; nsenter became the pod
-        read -r first second <"/proc/${pod% }/task/${pod% }/children"
+        read -r spawner <"/proc/${pod% }/task/${pod% }/children"
+        read -r first second <"/proc/${spawner% }/task/${spawner% }/children"
         kill -KILL "${second:-$first}"
     } 2>/dev/null
     wait "${job[@]}"

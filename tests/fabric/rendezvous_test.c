@@ -234,7 +234,7 @@ static void give_up(const yard_fabric_config *config, void *ctx)
     c.gives_up = is_asked_often;
     c.gives_up_ctx = &n_asked;
     if (c.rank == *who)
-        expect_failure(&c, YARD_ETIMEDOUT, "rendezvous: its caller gave up after ");
+        expect_failure(&c, YARD_EPEER, "rendezvous: its caller gave up after ");
 }
 
 static void a_caller_may_give_up(void **state)
