@@ -76,7 +76,7 @@ typedef struct yard_engine_config {
     uint32_t tp;               /* ranks of an instance; equal on all ranks; 0: 1 */
     uint32_t prefill_budget;   /* prompt tokens of all instances in a step in which one of them
                                   decodes, equal on all ranks: bounds how late its token may be.
-                                  0: max_tokens / 4, at least 64 */
+                                  0: max_tokens / 8, at least 64 */
     uint64_t timeout_us;       /* of every wait for another rank; 0: the fabric's */
     uint64_t start_timeout_us; /* of the first step's wait: the others may still read their weights;
                                   0: timeout_us */

@@ -110,7 +110,7 @@ static const struct argp_option engine_option_list[] = {
       0 },
     { "prefill-budget", KEY_PREFILL_BUDGET, "N", 0,
       "Prompt tokens, of all instances, in a step in which an answer waits for its next token "
-      "(default: a quarter of --max-batch-tokens, at least 64)",
+      "(default: an eighth of --max-batch-tokens, at least 64)",
       0 },
     { "prefix-cache", KEY_PREFIX_CACHE, "WHICH", 0,
       "Take over the cache of requests that began alike: on (default), strict (of prompts alone, "

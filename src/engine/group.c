@@ -193,7 +193,7 @@ yard_status yard_group_open(yard_engine *e, const yard_engine_config *c, yard_er
     e->group =
         (yard_agree_config){ .n_ranks = n_ranks, .tp = tp, .prefill_budget = c->prefill_budget };
     if (e->group.prefill_budget == 0)
-        e->group.prefill_budget = e->max_tokens / 4 > 64 ? e->max_tokens / 4 : 64;
+        e->group.prefill_budget = e->max_tokens / 8 > 64 ? e->max_tokens / 8 : 64;
     return e->fabric ? yard_records_open(&e->records, &e->group, e->fabric, 0, 1, err) : YARD_OK;
 }
 
