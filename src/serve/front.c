@@ -289,10 +289,8 @@ void yard_front_run(yard_front *front, uint64_t now_us)
             take_event(front, now_us, &front->pods[i], &event);
     yard_front_flush(front, now_us);
     yard_front_decide(front, now_us);
-    while ((job = yard_front_reader_take(&front->reader))) {
+    while ((job = yard_front_reader_take(&front->reader)))
         yard_front_job_read(front, now_us, job);
-        yard_front_decide(front, now_us);
-    }
     yard_front_keep_alive(front, now_us);
     yard_front_decide(front, now_us);
 }

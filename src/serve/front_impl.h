@@ -197,7 +197,8 @@ static inline yard_front_pod *yard_front_pod_of(yard_front *front, uint32_t inst
 
 /* front_job.c. Whatever ends parts is followed by decide, which ends and frees them and their jobs.
  */
-void yard_front_job_read(yard_front *front, uint64_t now_us, yard_front_job *job);
+/* What is prepared goes on its way; false: it has ended, and is freed. */
+bool yard_front_job_read(yard_front *front, uint64_t now_us, yard_front_job *job);
 void yard_front_job_close(yard_front_job *job); /* frees it, unless something still needs it */
 void yard_front_job_abandon(yard_front *front, yard_front_job *job); /* ends its parts */
 void yard_front_decide(yard_front *front, uint64_t now_us);          /* the scheduler's actions */

@@ -1,5 +1,6 @@
 /* A request's way to the engines: read, checked against what the engines are, given to the
  * scheduler, sent where that says, and ended. */
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
@@ -88,15 +89,8 @@ yard_front_job *yard_front_submit(yard_front *front, uint64_t now_us, yard_front
         yard_front_reader_give(&front->reader, job);
         return job;
     }
-    job->held = true;
     yard_front_prepare(&job->prepared, &front->model, route, body, n_bytes, job->context);
-    yard_front_job_read(front, now_us, job);
-    yard_front_decide(front, now_us);
-    job->held = false;
-    if (job->sink)
-        return job;
-    yard_front_job_close(job);
-    return NULL;
+    return yard_front_job_read(front, now_us, job) ? job : NULL;
 }
 
 void yard_front_cancel(yard_front *front, uint64_t now_us, yard_front_job *job)
@@ -158,6 +152,7 @@ static bool open_parts(yard_front_job *job)
 {
     const yard_front_prepared *p = &job->prepared;
 
+    assert(p->n_prompts > 0 && p->prompt);
     job->parts = calloc(p->n_prompts, sizeof(*job->parts));
     if (!job->parts)
         return false;
@@ -183,17 +178,18 @@ static uint32_t max_new_tokens(const yard_front *front, const yard_front_part *p
     return wished < room ? wished : room;
 }
 
-static yard_status submit_part(yard_front *front, yard_front_part *part, yard_error *err)
+static yard_status submit_part(yard_front *front, yard_front_job *job, yard_front_part *part,
+                               yard_error *err)
 {
     const yard_front_prompt *prompt = part->prompt;
     const uint64_t timeout_us = front->config.request_timeout_us;
-    const uint64_t left_us = UINT64_MAX - part->job->arrived_us;
+    const uint64_t left_us = UINT64_MAX - job->arrived_us;
     yard_page_hash *page = malloc((prompt->n_ids / YARD_PAGE_TOKENS + (size_t)1) * sizeof(*page));
     yard_scheduler_request request = {
         .n_prompt = prompt->n_ids,
         .page = page,
         .max_new_tokens = max_new_tokens(front, part),
-        .deadline_us = timeout_us < left_us ? part->job->arrived_us + timeout_us : UINT64_MAX,
+        .deadline_us = timeout_us < left_us ? job->arrived_us + timeout_us : UINT64_MAX,
         .ctx = part,
     };
     yard_status st;
@@ -203,7 +199,7 @@ static yard_status submit_part(yard_front *front, yard_front_part *part, yard_er
     yard_page_hash_chain(front->about.page_root, prompt->ids, prompt->n_ids, page);
     st = yard_scheduler_submit(front->scheduler, &request, &part->id, err);
     if (st == YARD_OK)
-        part->job->n_open++;
+        job->n_open++;
     free(page);
     return st;
 }
@@ -225,7 +221,7 @@ static void begin(yard_front *front, uint64_t now_us, yard_front_job *job)
     if (!open_parts(job))
         st = yard_fail(&err, YARD_ENOMEM, "no memory for the request");
     for (uint32_t i = 0; i < job->n_parts && st == YARD_OK; i++)
-        st = submit_part(front, &job->parts[i], &err);
+        st = submit_part(front, job, &job->parts[i], &err);
     if (st == YARD_OK)
         return;
     if (st == YARD_EAGAIN)
@@ -239,29 +235,33 @@ static bool is_answered_here(yard_front_route route)
     return route == YARD_ROUTE_TOKENIZE || route == YARD_ROUTE_DETOKENIZE;
 }
 
-/* prepared is there. */
-void yard_front_job_read(yard_front *front, uint64_t now_us, yard_front_job *job)
+static void begin_or_answer(yard_front *front, uint64_t now_us, yard_front_job *job)
 {
     yard_front_prepared *p = &job->prepared;
 
-    free(job->body);
-    job->body = NULL;
-    if (!job->sink) {
-        yard_front_job_close(job);
-        return;
-    }
-    if (p->error.http_status == 0 && is_answered_here(job->route)) {
+    if (p->error.http_status == 0 && is_answered_here(job->route))
         yard_front_answer(front, now_us, job, p->answer.no_memory ? 500 : 200, &p->answer, 0);
-        yard_front_job_close(job);
-        return;
-    }
-    if (p->error.http_status == 0 && check(front, job, &p->error) == YARD_OK) {
+    else if (p->error.http_status == 0 && check(front, job, &p->error) == YARD_OK)
         begin(front, now_us, job);
-    } else {
+    else
         yard_front_fail(front, now_us, job, &p->error,
                         p->error.http_status == 503 ? ENGINE_LOST_RETRY_S : 0);
-    }
+}
+
+bool yard_front_job_read(yard_front *front, uint64_t now_us, yard_front_job *job)
+{
+    bool goes_on;
+
+    free(job->body);
+    job->body = NULL;
+    job->held = true;
+    if (job->sink)
+        begin_or_answer(front, now_us, job);
+    yard_front_decide(front, now_us);
+    job->held = false;
+    goes_on = job->sink != NULL;
     yard_front_job_close(job);
+    return goes_on;
 }
 
 /* ---- decisions of the scheduler ----------------------------------------------------------------

@@ -12,16 +12,19 @@ enum { MAX_FD = 1 << 20, FIRST_ENTRIES = 256 };
  * accepted have their listener's name too. */
 static uint64_t name_of(int fd)
 {
-    struct sockaddr_storage name = { 0 };
-    socklen_t n = sizeof(name);
+    union {
+        struct sockaddr_storage name;
+        unsigned char byte[sizeof(struct sockaddr_storage)];
+    } at = { .byte = { 0 } };
+    socklen_t n = sizeof(at.name);
     uint64_t hash = 0xcbf29ce484222325ULL;
 
-    if (getsockname(fd, (struct sockaddr *)&name, &n) != 0)
+    if (getsockname(fd, (struct sockaddr *)&at.name, &n) != 0 || n > sizeof(at.name))
         return 0;
-    if (name.ss_family == AF_INET || name.ss_family == AF_INET6)
+    if (at.name.ss_family == AF_INET || at.name.ss_family == AF_INET6)
         n = 4; /* family and port: a listener on any address has connections on each */
     for (socklen_t i = 0; i < n; i++)
-        hash = (hash ^ ((const unsigned char *)&name)[i]) * 0x100000001b3ULL;
+        hash = (hash ^ at.byte[i]) * 0x100000001b3ULL;
     return hash;
 }
 
