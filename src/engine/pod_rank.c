@@ -171,6 +171,7 @@ static void take_frame(rank *r, const yard_frame *f)
         if (f->n_bytes == sizeof(r->form))
             memcpy(&r->form, f->data, sizeof(r->form));
         r->forms = f->n_bytes == sizeof(r->form);
+        r->leaves = false; /* that was another group; a LEAVE behind this frame counts */
         break;
     case YARD_FRAME_SUBMIT:
         if (r->fabric)
@@ -324,7 +325,7 @@ static yard_status join_group(rank *r, yard_error *err)
 {
     yard_status st;
 
-    r->forms = r->leaves = false;
+    r->forms = false;
     tell_progress(r, "fabric", 0, 1);
     st = join_fabric(r, err);
     if (r->failure.status != YARD_OK)
