@@ -33,6 +33,8 @@ foreach(what rooms headers symbols format paths links)
 endforeach()
 yard_check(checks.symbols_ep COMMAND ${YARD_PYTHON} ${tools}/check_symbols.py ${CMAKE_SOURCE_DIR}
            $<TARGET_FILE:yard_ep_static> $<TARGET_FILE:yard_ep_shared> status.h fabric.h ep.h)
+yard_check(checks.symbols_ops COMMAND ${YARD_PYTHON} ${tools}/check_symbols.py ${CMAKE_SOURCE_DIR}
+           $<TARGET_FILE:yard_ops_static> $<TARGET_FILE:yard_ops_shared> status.h ops.h)
 yard_check(tidy LONG COMMAND bash ${tools}/check_tidy.sh ${CMAKE_BINARY_DIR})
 yard_check(model.golden_numpy LONG COMMAND bash ${tools}/check_golden.sh demo)
 yard_check(model.families_numpy COMMAND bash ${tools}/check_golden.sh families)

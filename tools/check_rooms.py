@@ -28,7 +28,7 @@ BELOW = {
     "cli": {"base", "fabric", "ops", "ep", "model", "engine", "serve", "plan"},
 }
 # public header -> its room
-PUBLIC = {"status": "base", "fabric": "fabric", "ep": "ep", "engine": "engine", "plan": "plan"}
+PUBLIC = {"status": "base", "types": "base", "ops": "ops", "fabric": "fabric", "ep": "ep", "engine": "engine", "plan": "plan"}
 # Headers that a room shows beside its one header. Each is an exception with a reason.
 # Row conversions are a part of base with a header of their own, and what its and ops' AVX2 files share.
 ALSO_SHOWN = {"base/convert.h", "base/widen_avx2.h"}

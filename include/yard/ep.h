@@ -27,6 +27,7 @@
 #define YARD_EP_H
 
 #include <yard/fabric.h>
+#include <yard/types.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -39,10 +40,6 @@ YARD_API uint32_t yard_ep_version(void);
 
 typedef struct yard_ep yard_ep;
 typedef struct yard_ep_round yard_ep_round;
-
-/* An ordered queue of work of the backend: NULL on the CPU, where every call is complete when it
- * returns; a cudaStream_t on GPUs. */
-typedef struct yard_stream_s *yard_stream;
 
 typedef enum yard_ep_dtype {
     YARD_EP_F32,

@@ -1,5 +1,6 @@
 /* The base room: what every other room stands on. Number formats, memory, threads, clock.
- * Statuses and errors are in <yard/status.h>. Nothing here knows about models. */
+ * Statuses and errors are in <yard/status.h>, dtypes and streams in <yard/types.h>. Nothing here
+ * knows about models. */
 #ifndef YARD_BASE_H
 #define YARD_BASE_H
 
@@ -9,16 +10,9 @@
 #include <string.h>
 
 #include <yard/status.h>
+#include <yard/types.h>
 
 /* ---- number formats ------------------------------------------------------------------ */
-
-typedef enum yard_dtype {
-    YARD_F32,
-    YARD_BF16,
-    YARD_F16,
-    YARD_FP8_E4M3, /* OCP e4m3fn: no infinities, 0x7f and 0xff are NaN, largest value 448 */
-    YARD_DTYPE_COUNT
-} yard_dtype;
 
 size_t yard_dtype_bytes(yard_dtype dtype);
 const char *yard_dtype_name(yard_dtype dtype); /* "f32", "bf16", "f16", "fp8_e4m3" */
@@ -68,10 +62,6 @@ static inline float yard_f32_from_e4m3(uint8_t code)
 /* Round to nearest, ties to even, saturating at +-448; a NaN becomes 0x7f. */
 uint8_t yard_e4m3_from_f32(float x);
 
-/* Activation groups: one scale per 128 values of a row, counted from the row's first element;
- * a short last group has its own scale. */
-enum { YARD_GROUP = 128 };
-
 static inline uint32_t yard_ceil_div(uint32_t a, uint32_t b)
 {
     return (a + b - 1) / b;
@@ -109,11 +99,6 @@ void *yard_alloc(size_t n_bytes);
 void *yard_pages_alloc(size_t n_bytes);
 void yard_pages_free(void *pages, size_t n_bytes);
 
-/* ---- streams ------------------------------------------------------------------------- */
-
-/* An ordered queue of operations of one backend; created by the ops room. */
-typedef struct yard_stream_s *yard_stream;
-
 /* ---- threads ------------------------------------------------------------------------- */
 
 /* A fixed set of threads for fork-join work. Workers spin briefly for the next job, then
@@ -130,11 +115,6 @@ uint32_t yard_pool_thread_count(const yard_pool *pool);
 
 /* Runs fn for every task, in any order, on all threads; returns when all are done. */
 void yard_pool_run(yard_pool *pool, yard_task_fn fn, void *ctx, uint32_t n_tasks);
-
-/* Where threads may run: anywhere; each on a processor of its own; each on all processors of one
- * NUMA node, the threads dealt evenly to the nodes. Always within the affinity mask that the
- * process was started with. */
-typedef enum yard_pin { YARD_PIN_NONE, YARD_PIN_CPU, YARD_PIN_NODE } yard_pin;
 
 /* Binds the pool's threads, the calling one included, which stays so. Errors: YARD_EINVAL when
  * there are fewer processors than threads to have one each; YARD_EIO. */

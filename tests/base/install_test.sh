@@ -75,6 +75,23 @@ for kind in shared static; do
     echo "ep-$kind: ok"
 done
 
+# the example of libyard-ops
+for kind in shared static; do
+    libs=$(pkg-config --libs yard-ops)
+    [[ $kind == static ]] && libs=$(pkg-config --static --libs yard-ops) &&
+        libs=${libs/-lyard-ops/-l:libyard-ops.a}
+    # shellcheck disable=SC2046,SC2086
+    "$CC" -std=c17 -Wall -Wextra -Werror examples/ops.c $(pkg-config --cflags yard-ops) $libs \
+        -o "$prefix/ops-$kind"
+    LD_LIBRARY_PATH=$prefix/usr/lib "$prefix/ops-$kind" >"$prefix/ops.out"
+    grep -q 'x\[1\] became code 0x7e times 0.00223' "$prefix/ops.out" || {
+        echo "ops-$kind: wrong answer"
+        cat "$prefix/ops.out"
+        exit 1
+    }
+    echo "ops-$kind: ok"
+done
+
 read -ra cflags <<<"$(pkg-config --cflags yard)"
 read -ra shared <<<"$(pkg-config --libs yard)"
 # with both kinds installed, the linker takes the shared one unless the archive is named

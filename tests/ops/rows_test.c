@@ -341,6 +341,7 @@ static void scatter_and_gather(void **state)
         const yard_rows expert_x = random_rows(&r, YARD_FP8_E4M3, TOKENS * TOP_K, COLS);
         const yard_rows expert_y = random_rows(&r, YARD_BF16, TOKENS * TOP_K, COLS);
         int32_t expert[TOKENS * TOP_K], offset[EXPERTS + 1], row_index[TOKENS * TOP_K];
+        int32_t row_choice[TOKENS * TOP_K];
         float weight[TOKENS * TOP_K], y[TOKENS * COLS];
 
         for (int i = 0; i < TOKENS * TOP_K; i++) {
@@ -355,13 +356,15 @@ static void scatter_and_gather(void **state)
                                                                        .x = x,
                                                                        .offset = offset,
                                                                        .row_index = row_index,
-                                                                       .expert_x = expert_x });
+                                                                       .expert_x = expert_x,
+                                                                       .row_choice = row_choice });
         for (int i = 0; i < n_tokens * TOP_K; i++) {
             if (expert[i] < 0) {
                 assert_int_equal(row_index[i], -1);
                 continue;
             }
             assert_in_range(row_index[i], offset[expert[i]], offset[expert[i] + 1] - 1);
+            assert_int_equal(row_choice[row_index[i]], i);
             for (uint32_t c = 0; c < COLS; c++)
                 assert_true(rows_value(expert_x, (size_t)row_index[i], c) ==
                             rows_value(x, (size_t)i / TOP_K, c));

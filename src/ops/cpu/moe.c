@@ -196,6 +196,9 @@ void yard_cpu_moe_scatter(yard_stream s, const yard_moe_scatter_args *a)
         s->list[e] = a->offset[e];
     for (size_t i = 0; i < n; i++)
         a->row_index[i] = a->expert[i] >= 0 ? s->list[a->expert[i]]++ : -1;
+    for (size_t i = 0; i < n && a->row_choice; i++)
+        if (a->row_index[i] >= 0)
+            a->row_choice[a->row_index[i]] = (int32_t)i;
     yard_pool_run(s->pool, scatter_token, &job, (uint32_t)*a->n_tokens);
 }
 

@@ -106,7 +106,11 @@ static __global__ void __launch_bounds__(PLACE_THREADS)
     if (threadIdx.x == 0)
         a.offset[a.n_experts] = carried;
     __syncthreads();
-    walk(a.expert, begin, end, mine, [&](uint32_t i, int32_t row) { a.row_index[i] = row; });
+    walk(a.expert, begin, end, mine, [&](uint32_t i, int32_t row) {
+        a.row_index[i] = row;
+        if (row >= 0 && a.row_choice)
+            a.row_choice[row] = (int32_t)i;
+    });
 }
 
 /* ---- moe_scatter ----------------------------------------------------------------------------- */

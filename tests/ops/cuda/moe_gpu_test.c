@@ -136,7 +136,7 @@ void gpu_test_route(gpu_test *test)
 
 typedef struct moe_twin {
     rows_twin x, expert_x, y;
-    twin expert, offset, row_index, weight, count;
+    twin expert, offset, row_index, row_choice, weight;
 } moe_twin;
 
 static void call_scatter(const yard_ops *ops, yard_stream s, const void *args)
@@ -164,7 +164,8 @@ static void scatter(both *t, moe_twin *m, uint32_t n_experts, uint32_t top_k)
                                          .x = m->x.host,
                                          .offset = m->offset.host,
                                          .row_index = m->row_index.host,
-                                         .expert_x = m->expert_x.host };
+                                         .expert_x = m->expert_x.host,
+                                         .row_choice = m->row_choice.host };
     yard_moe_scatter_args device = host;
 
     device.n_tokens = t->n_rows.device;
@@ -173,6 +174,7 @@ static void scatter(both *t, moe_twin *m, uint32_t n_experts, uint32_t top_k)
     device.offset = m->offset.device;
     device.row_index = m->row_index.device;
     device.expert_x = m->expert_x.device;
+    device.row_choice = m->row_choice.device;
     both_run(t, call_scatter, &host, &device);
 }
 
@@ -207,6 +209,7 @@ static void moe_case(both *t, uint32_t n, uint32_t n_experts, uint32_t top_k, ui
               rows_create(b, &m.y, YARD_F32, n + SPARE_ROWS, cols, cols, false) &&
               twin_create(b, &m.expert, (n_rows + 1) * sizeof(int32_t)) &&
               twin_create(b, &m.row_index, (n_rows + 1) * sizeof(int32_t)) &&
+              twin_create(b, &m.row_choice, (n_rows + 1) * sizeof(int32_t)) &&
               twin_create(b, &m.weight, (n_rows + 1) * sizeof(float)) &&
               twin_create(b, &m.offset, (n_experts + 2) * sizeof(int32_t)) && both_set_count(t, n);
 
@@ -220,7 +223,7 @@ static void moe_case(both *t, uint32_t n, uint32_t n_experts, uint32_t top_k, ui
         scatter(t, &m, n_experts, top_k);
     gpu_test_case(b->t,
                   ok && both_same(t, &m.offset) && both_same(t, &m.row_index) &&
-                      both_same_rows(t, &m.expert_x),
+                      both_same(t, &m.row_choice) && both_same_rows(t, &m.expert_x),
                   "scatter: %u x %u %s to %u of %u experts", n, cols, yard_dtype_name(dtype), top_k,
                   n_experts);
     if (ok && dtype != YARD_FP8_E4M3) {
@@ -233,6 +236,7 @@ static void moe_case(both *t, uint32_t n, uint32_t n_experts, uint32_t top_k, ui
     rows_destroy(b, &m.y);
     twin_destroy(b, &m.expert);
     twin_destroy(b, &m.row_index);
+    twin_destroy(b, &m.row_choice);
     twin_destroy(b, &m.weight);
     twin_destroy(b, &m.offset);
 }
