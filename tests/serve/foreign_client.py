@@ -104,7 +104,7 @@ class Pod:
     def __init__(self, *args):
         self.log = open(f"{folder}/log", "a+")
         self.process = subprocess.Popen([switchyard, "engine", model, "--ranks", "2", "--exact", "--threads", "1",
-                                         "--timeout", "2", "--json", *args],
+                                         "--timeout", "20", "--json", *args],
                                         stdout=subprocess.PIPE, stderr=self.log, text=True)
 
     def ready(self):
@@ -250,7 +250,7 @@ def lost_rank(client):
     stream.ask(3, prompts[2], instance=1, max_new_tokens=12, ignore_eos=True)
     assert stream.answer(3)["tokens"] == expected(prompts[2], 12)
     health = client.health()
-    assert health.ready and health.generation == 2 and health.n_ranks_alive == 2, health
+    assert health.ready and health.generation >= 2 and health.n_ranks_alive == 2, health
     stream.close()
 
 
