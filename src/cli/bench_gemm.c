@@ -6,10 +6,10 @@
 #include <unistd.h>
 
 enum {
-    MIN_CALLS = 20,  /* in a graph */
-    GRAPH_US = 2000, /* .. or so many that it takes about as long */
+    MIN_CALLS = 10,  /* in a graph, as the figures of other libraries were taken */
+    GRAPH_US = 1000, /* .. or so many that it takes about as long */
     MAX_CALLS = 200,
-    REPLAYS = 15,
+    REPLAYS = 11,
     WARM_REPLAYS = 3,
     COOL_US = 50000, /* a chip that just multiplied runs at a lower clock */
     CHECKED = 96,    /* results compared */

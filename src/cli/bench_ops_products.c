@@ -314,9 +314,10 @@ static void count_head(const yard_bench_ops_case *c, const yard_bench_ops_size *
     const double n = size->n_tokens, heads = a->n_heads;
 
     *flops = 2 * n * heads * a->head_rows * a->w.cols;
-    *bytes = yard_bench_ops_matrix_bytes(&a->w) * a->head_rows / a->head_stride +
-             yard_bench_ops_rows_bytes(a->x, n, heads * a->head_rows) +
-             yard_bench_ops_rows_bytes(a->y, n, heads * a->y_head_stride);
+    *bytes =
+        yard_bench_ops_matrix_bytes(&a->w) * a->head_rows / a->head_stride +
+        yard_bench_ops_rows_bytes(a->x, n, heads * (a->transposed ? a->head_rows : a->w.cols)) +
+        yard_bench_ops_rows_bytes(a->y, n, heads * a->y_head_stride);
     snprintf(shape, BENCH_OPS_SHAPE_BYTES, "%s %u x %ux%u %s", c->what, a->n_heads, a->head_rows,
              a->w.cols, yard_dtype_name(a->w.dtype));
 }
