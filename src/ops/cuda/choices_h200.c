@@ -5,12 +5,11 @@
 const cuda_choice_row yard_cuda_choices_h200[] = {
     /* qkv_a */
     { 2112, 7168, 32, { &yard_gemm_few_fp8, 8, 0 } },
-    { 2112, 7168, 64, { &yard_gemm_few_fp8, 14, 32 } },
-    { 2112, 7168, 128, { &yard_gemm_few_fp8, 28, 64 } },
+    { 2112, 7168, 128, { &yard_gemm_few_fp8, 14, 0 } },
     { 2112, 7168, 256, { &yard_gemm_few_fp8, 0, 64 } },
     /* q_a */
     { 1536, 7168, 32, { &yard_gemm_few_fp8, 8, 0 } },
-    { 1536, 7168, 64, { &yard_gemm_few_fp8, 14, 32 } },
+    { 1536, 7168, 64, { &yard_gemm_few_fp8, 14, 0 } },
     { 1536, 7168, 128, { &yard_gemm_few_fp8, 14, 64 } },
     { 1536, 7168, 256, { &yard_gemm_few_fp8, 28, 64 } },
     /* kv_a */
@@ -23,12 +22,11 @@ const cuda_choice_row yard_cuda_choices_h200[] = {
     { 24576, 1536, 64, { &yard_gemm_few_fp8, 0, 64 } },
     { 24576, 1536, 256, { &yard_gemm_rows128, 0, 0 } },
     /* o */
-    { 7168, 16384, 32, { &yard_gemm_few_fp8, 8, 0 } },
-    { 7168, 16384, 64, { &yard_gemm_few_fp8, 0, 32 } },
+    { 7168, 16384, 64, { &yard_gemm_few_fp8, 8, 0 } },
     { 7168, 16384, 128, { &yard_gemm_few_fp8, 0, 64 } },
     { 7168, 16384, 256, { &yard_gemm_rows128, 0, 0 } },
     /* shared_gate_up */
-    { 4096, 7168, 32, { &yard_gemm_few_fp8, 14, 0 } },
+    { 4096, 7168, 64, { &yard_gemm_few_fp8, 14, 0 } },
     { 4096, 7168, 128, { &yard_gemm_few_fp8, 0, 32 } },
     { 4096, 7168, 256, { &yard_gemm_few_fp8, 0, 64 } },
     /* shared_down */
@@ -38,12 +36,10 @@ const cuda_choice_row yard_cuda_choices_h200[] = {
     { 7168, 2048, 128, { &yard_gemm_few_fp8, 0, 64 } },
     { 7168, 2048, 256, { &yard_gemm_rows128, 0, 0 } },
     /* dense_gate_up */
-    { 36864, 7168, 32, { &yard_gemm_few_fp8, 8, 0 } },
-    { 36864, 7168, 64, { &yard_gemm_few_fp8, 8, 64 } },
+    { 36864, 7168, 64, { &yard_gemm_few_fp8, 8, 0 } },
     { 36864, 7168, 256, { &yard_gemm_rows128, 0, 0 } },
     /* dense_down */
-    { 7168, 18432, 32, { &yard_gemm_few_fp8, 8, 0 } },
-    { 7168, 18432, 64, { &yard_gemm_few_fp8, 0, 32 } },
+    { 7168, 18432, 64, { &yard_gemm_few_fp8, 8, 0 } },
     { 7168, 18432, 128, { &yard_gemm_few_fp8, 0, 64 } },
     { 7168, 18432, 256, { &yard_gemm_rows128, 0, 0 } },
     /* router */

@@ -147,17 +147,24 @@ static cuda_choice choose_linear(const cuda_stream *s, yard_dtype dtype, uint32_
     return c;
 }
 
-/* By the mean rows of a group: the widest tile that hardly any group exceeds; where there are
- * enough groups to fill the processors with tiles of 128, those. All kernels have the same bits. */
-static cuda_choice choose_grouped(uint32_t mean_rows, uint32_t n_groups)
+/* By the mean rows of a group: the widest tile that hardly any group exceeds; above that, tiles of
+ * 128 or 192 rows where there are enough groups to fill the processors with them. Long tiles pay
+ * when K is long; otherwise more, shorter ones are shared out more evenly. All kernels have the
+ * same bits.
+ */
+static cuda_choice choose_grouped(uint32_t mean_rows, uint32_t n_groups, uint32_t n_in)
 {
+    const bool short_k = n_in <= 4096;
+
     if (mean_rows <= 72)
         return (cuda_choice){ .variant = &yard_gemm_group96 };
-    if (mean_rows > 200 && mean_rows <= 320 && n_groups >= 8)
-        return (cuda_choice){ .variant = &yard_gemm_rows128 };
+    if (mean_rows <= 144)
+        return (cuda_choice){ .variant =
+                                  n_groups >= 16 ? &yard_gemm_rows192 : &yard_gemm_group144 };
     if (mean_rows <= 320)
-        return (cuda_choice){ .variant = &yard_gemm_group144 };
-    return (cuda_choice){ .variant = &yard_gemm_rows192 };
+        return (cuda_choice){ .variant = n_groups >= 8 || short_k ? &yard_gemm_rows128
+                                                                  : &yard_gemm_group144 };
+    return (cuda_choice){ .variant = short_k ? &yard_gemm_rows128 : &yard_gemm_rows192 };
 }
 
 cuda_choice yard_cuda_choose(const cuda_stream *s, yard_dtype dtype, uint32_t n_out, uint32_t n_in,
@@ -166,6 +173,6 @@ cuda_choice yard_cuda_choose(const cuda_stream *s, yard_dtype dtype, uint32_t n_
     if (s->forced.variant && s->forced.variant->dtype == dtype &&
         !(grouped && s->forced.variant->splits))
         return s->forced;
-    return grouped ? choose_grouped(n_rows / n_groups, n_groups)
+    return grouped ? choose_grouped(n_rows / n_groups, n_groups, n_in)
                    : choose_linear(s, dtype, n_out, n_in, n_rows);
 }

@@ -31,19 +31,28 @@ struct gemm_shape {
                          CLUSTER = CLUSTER_;
     static constexpr int CONSUMERS = WARPGROUPS * WARPGROUP;
     static constexpr int THREADS = CONSUMERS + WARPGROUP;
+    /* what a block starts with (168 or 128 a thread) is all that its warpgroups can share out */
+    static constexpr int CONSUMER_REGISTERS = WARPGROUPS == 3 ? 152 : 224;
+    static constexpr int PRODUCER_REGISTERS = 56;
+    static_assert(CONSUMERS * CONSUMER_REGISTERS + WARPGROUP * PRODUCER_REGISTERS <=
+                      THREADS * (65536 / THREADS / 8 * 8),
+                  "registers");
     static constexpr int W_BYTES = GEMM_TILE_ROWS * GEMM_BLOCK_BYTES;
     static constexpr int X_BYTES = WIDTH * GEMM_BLOCK_BYTES;
     static constexpr int STAGE_BYTES = W_BYTES + X_BYTES;
     static constexpr int SCALES = FP8 ? (WIDTH + 15) / 16 * 16 : 0; /* floats a stage */
     static constexpr int SCALE_BYTES = (SCALES * 4 * STAGES + 1023) / 1024 * 1024;
     static constexpr int FULL_ARRIVALS = FP8 ? 1 + SCALE_THREADS / 32 : 1;
-    static constexpr int STORE_BYTES = 1024; /* a warp's buffer on the way out */
+    /* rows on M: columns of y that a warp stores at a time; three warpgroups leave less room */
+    static constexpr int STORE_COLUMNS = WARPGROUPS == 3 ? 32 : 64;
+    static constexpr int STORE_BYTES = SWAPPED ? 1024 : 16 * STORE_COLUMNS * 2; /* of a warp */
     static constexpr int GROUP_BYTES = GEMM_MAX_GROUPS * 8;
     static constexpr int SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + SCALE_BYTES +
                                         CONSUMERS / 32 * STORE_BYTES + STAGES * 16 + 64 +
                                         (SPLIT ? 16 : GROUP_BYTES);
     static_assert(SWAPPED ? WARPGROUPS == 2 : WIDTH == 64 * WARPGROUPS, "rows of a tile");
-    static_assert(!SPLIT || WIDTH <= GEMM_SPLIT_WIDTH, "the workspace of partial sums");
+    static_assert(!SPLIT || (WIDTH <= GEMM_SPLIT_WIDTH && CLUSTER == 1),
+                  "the workspace of partial sums");
     static_assert(SHARED_BYTES <= 232448, "shared memory of a block");
 
     static constexpr __host__ __device__ int width_after(int w)
@@ -58,7 +67,7 @@ template <class S> struct gemm_shared {
     uint32_t stages, scales_address, stores, full, empty;
     float *scales;
     int32_t *first, *count; /* [n_groups] */
-    uint32_t *word;         /* one, for a broadcast */
+    uint32_t *word;         /* two, for broadcasts */
 
     __device__ __forceinline__ explicit gemm_shared(char *raw)
     {
@@ -112,10 +121,10 @@ struct gemm_tile {
 
 /* Contiguous ranges of n_units for n_workers: the first n_units % n_workers have one more. */
 struct gemm_share {
-    uint32_t each, more;
+    uint32_t n_workers, each, more;
 
-    __device__ __forceinline__ gemm_share(uint32_t n_units, uint32_t n_workers)
-        : each(n_units / n_workers), more(n_units % n_workers)
+    __device__ __forceinline__ gemm_share(uint32_t n_units, uint32_t n)
+        : n_workers(n), each(n_units / n), more(n_units % n)
     {
     }
     __device__ __forceinline__ uint32_t begin(uint32_t worker) const
@@ -139,11 +148,12 @@ template <class S> struct split_walk {
     {
         return (n_rows + a.tile_width - 1) / a.tile_width;
     }
-    static __device__ __forceinline__ uint32_t n_workers(uint32_t n_units, uint32_t min_units,
-                                                         uint32_t n_blocks)
+    static __device__ __forceinline__ gemm_share share_of(const yard_gemm_args &a, int n_rows)
     {
-        const uint32_t wanted = n_units / (min_units ? min_units : 1);
-        return wanted < 1 ? 1 : min(wanted, n_blocks);
+        const uint32_t n_units =
+            a.n_tiles * row_tiles_of(a, n_rows) * (a.min_blocks ? a.n_blocks : 1);
+        const uint32_t wanted = n_units / (a.min_blocks ? a.min_blocks : 1);
+        return { n_units, wanted < 1 ? 1 : min(wanted, gridDim.x) };
     }
     __device__ __forceinline__ split_walk(const yard_gemm_args &a, const gemm_shared<S> &m)
         : split_walk(a, m.count[0])
@@ -154,11 +164,9 @@ template <class S> struct split_walk {
         n_rows = n;
         row_tiles = row_tiles_of(a, n);
         units = a.min_blocks ? a.n_blocks : 1;
-        const uint32_t n_units = a.n_tiles * row_tiles * units;
-        const uint32_t workers = n_workers(n_units, a.min_blocks, gridDim.x);
-        const gemm_share share(n_units, workers);
-        at = blockIdx.x < workers ? share.begin(blockIdx.x) : 0;
-        end = blockIdx.x < workers ? share.begin(blockIdx.x + 1) : 0;
+        const gemm_share share = share_of(a, n);
+        at = blockIdx.x < share.n_workers ? share.begin(blockIdx.x) : 0;
+        end = blockIdx.x < share.n_workers ? share.begin(blockIdx.x + 1) : 0;
     }
     __device__ __forceinline__ bool next(const yard_gemm_args &a, const gemm_shared<S> &,
                                          gemm_tile &t)
@@ -280,7 +288,7 @@ template <class S> struct full_first_walk {
                 t.w_tile = (at - base) / n;
                 t.row = m.first[group] + part * S::WIDTH;
                 t.n_rows = min(S::WIDTH, count - part * S::WIDTH);
-                t.width = S::WIDTH;
+                t.width = small ? S::WIDTH / 2 : S::WIDTH;
                 t.k0 = 0;
                 t.k1 = a.n_blocks;
                 return true;
@@ -310,15 +318,17 @@ static __device__ __forceinline__ int x_row(const yard_gemm_args &a, int row)
 }
 
 /* Which box is as high as the tile is wide; a cluster shares the load, each block takes its part.
- */
+ * Rows on M: all of the tile, or half of it. */
 template <class S> __device__ __forceinline__ int box_of(int width)
 {
     int box = 1;
 
-    if constexpr (S::SWAPPED)
+    if constexpr (S::SWAPPED) {
         for (int w = S::MIN_WIDTH; w < width; w = S::width_after(w))
             box++;
-    return box;
+        return box;
+    }
+    return width == S::WIDTH ? 1 : 2;
 }
 
 /* Copies rows of x one by one: the whole warp issues. */
@@ -427,24 +437,18 @@ template <class S> __device__ __forceinline__ int scale_place(int row)
     return S::SWAPPED ? (j / 2 * 4 + q) * 4 + j % 2 * 2 + row % 2 : row;
 }
 
-/* Scales of four blocks of K of a row, in one load: a load of 4 bytes
- * from each of 32 rows takes as much of shared memory's bandwidth, of which the matrix instructions
- * leave little. */
-static __device__ __forceinline__ void load_four(float (&to)[4], const float *at)
-{
-    const float4 v = __ldg((const float4 *)at);
-
-    to[0] = v.x;
-    to[1] = v.y;
-    to[2] = v.z;
-    to[3] = v.w;
-}
+/* Scales of up to four blocks of K: of the rows of x of one thread, and of w. */
+template <class S> struct scale_chunk {
+    static constexpr int EACH = (S::WIDTH + SCALE_THREADS - 1) / SCALE_THREADS;
+    float x[EACH][4], w[4];
+};
 
 /* The rows of one thread of the warps that write scale products. */
 template <class S> struct scale_rows {
-    static constexpr int EACH = (S::WIDTH + SCALE_THREADS - 1) / SCALE_THREADS;
+    static constexpr int EACH = scale_chunk<S>::EACH;
     const float *x[EACH], *w;
     int place[EACH]; /* in the table; negative: none */
+    bool aligned;
 
     __device__ __forceinline__ scale_rows(const yard_gemm_args &a, const gemm_tile &t, int id)
     {
@@ -452,6 +456,7 @@ template <class S> struct scale_rows {
 
         /* a tile of w beyond the last one (odd counts in clusters) computes nothing of use */
         w = a.w_scale + (t.w_tile < (int)a.n_tiles ? w_tile * a.n_blocks : 0);
+        aligned = a.n_blocks % 4 == 0 && (uint64_t)a.x_scale % 16 == 0;
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             const int row = id + e * SCALE_THREADS, last = max(t.n_rows - 1, 0);
@@ -459,15 +464,45 @@ template <class S> struct scale_rows {
             x[e] = a.x_scale + (size_t)x_row(a, t.row + min(row, last)) * a.n_blocks;
         }
     }
+    /* How many blocks are read together: up to the next multiple of four. */
+    static __device__ __forceinline__ int chunk_at(int k, int end)
+    {
+        return min(4 - k % 4, end - k);
+    }
+    /* Four in one load where they can be: a load of 4 bytes from each of 32 rows takes as much of
+     * shared memory's bandwidth, of which the matrix instructions leave little. */
+    static __device__ __forceinline__ void load_row(float (&to)[4], const float *at, int n,
+                                                    bool whole)
+    {
+        if (whole) {
+            const float4 v = __ldg((const float4 *)at);
+            to[0] = v.x;
+            to[1] = v.y;
+            to[2] = v.z;
+            to[3] = v.w;
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            to[i] = i < n ? __ldg(at + i) : 0.0f;
+    }
+    __device__ __forceinline__ void load(scale_chunk<S> &c, int k, int n) const
+    {
+        load_row(c.w, w + k, n, aligned && n == 4);
+#pragma unroll
+        for (int e = 0; e < EACH; e++)
+            if (place[e] >= 0)
+                load_row(c.x[e], x[e] + k, n, aligned && n == 4);
+    }
     /* The products of one block of K, to the next stage. */
     __device__ __forceinline__ void put(const gemm_shared<S> &m, gemm_ring<S> &ring,
-                                        const float (&x_scale)[EACH], float w_scale) const
+                                        const scale_chunk<S> &c, int i) const
     {
         barrier_wait(m.empty + ring.stage * 8, ring.parity ^ 1);
 #pragma unroll
         for (int e = 0; e < EACH; e++)
             if (place[e] >= 0)
-                m.scales[ring.stage * S::SCALES + place[e]] = x_scale[e] * w_scale;
+                m.scales[ring.stage * S::SCALES + place[e]] = c.x[e][i] * c.w[i];
         __syncwarp();
         if (threadIdx.x % 32 == 0)
             barrier_arrive(m.full + ring.stage * 8);
@@ -475,43 +510,30 @@ template <class S> struct scale_rows {
     }
 };
 
-/* The warps that write scale products; id is 0 to 95. */
+/* The warps that write scale products; id is 0 to 95. While one chunk is written the next one is
+ * on its way. */
 template <class S>
 __device__ __forceinline__ void load_scales(const yard_gemm_args &a, const gemm_shared<S> &m,
                                             int id)
 {
-    constexpr int EACH = scale_rows<S>::EACH;
-    const bool aligned = a.n_blocks % 4 == 0 && (uint64_t)a.x_scale % 16 == 0;
     gemm_walk<S> walk(a, m);
     gemm_ring<S> ring;
     gemm_tile t;
 
     while (walk.next(a, m, t)) {
         const scale_rows<S> rows(a, t, id);
-        int k = t.k0;
+        scale_chunk<S> now, next;
+        int n = rows.chunk_at(t.k0, t.k1), n_next;
 
-        while (k < t.k1) {
-            float x[EACH][4], w[4], now[EACH];
-            if (k % 4 || k + 4 > t.k1 || !aligned) { /* one by one */
+        rows.load(now, t.k0, n);
+        for (int k = t.k0; k < t.k1; k += n, n = n_next, now = next) {
+            n_next = rows.chunk_at(k + n, t.k1);
+            if (n_next > 0)
+                rows.load(next, k + n, n_next);
 #pragma unroll
-                for (int e = 0; e < EACH; e++)
-                    now[e] = __ldg(rows.x[e] + k);
-                rows.put(m, ring, now, __ldg(rows.w + k));
-                k++;
-                continue;
-            }
-            load_four(w, rows.w + k);
-#pragma unroll
-            for (int e = 0; e < EACH; e++)
-                load_four(x[e], rows.x[e] + k);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-#pragma unroll
-                for (int e = 0; e < EACH; e++)
-                    now[e] = x[e][i];
-                rows.put(m, ring, now, w[i]);
-            }
-            k += 4;
+            for (int i = 0; i < 4; i++)
+                if (i < n)
+                    rows.put(m, ring, now, i);
         }
     }
 }

@@ -42,6 +42,7 @@ typedef struct yard_gemm_maps {
 /* Device pointers, as in yard_grouped_linear_args. */
 typedef struct yard_gemm_args {
     uint32_t n_groups;
+    uint32_t n_boxes;         /* maps of x that are there */
     const int32_t *offset;    /* [n_groups + 1]; NULL: one group from row 0 on */
     const int32_t *row_count; /* [n_groups]; [1] when offset is NULL; NULL: up to the next offset */
     const int32_t *x_index;

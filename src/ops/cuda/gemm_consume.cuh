@@ -2,48 +2,58 @@
 #ifndef YARD_OPS_CUDA_GEMM_CONSUME_CUH
 #define YARD_OPS_CUDA_GEMM_CONSUME_CUH
 
-#include "ops/cuda/gemm.cuh"
-
-/* Which part of the block's work is this thread's. */
-struct gemm_thread {
-    int warpgroup, warp, lane; /* warp: in its warpgroup */
-    int consumer;              /* number among all consumer threads */
-    uint32_t store;            /* its warp's buffer in shared memory */
-};
+#include "ops/cuda/gemm_results.cuh"
 
 /* ---- one stage --------------------------------------------------------------------------- */
 
-/* sum += acc times the scales of the thread's elements. */
-template <class S, int WIDTH>
-__device__ __forceinline__ void promote(float (&sum)[WIDTH / 2], const float (&acc)[WIDTH / 2],
-                                        const float *scales, const gemm_thread &me)
+/* sum += acc times the scales of its columns (swapped form). */
+template <int WIDTH>
+__device__ __forceinline__ void promote_columns(float (&sum)[WIDTH / 2],
+                                                const float (&acc)[WIDTH / 2], const float *scales,
+                                                const gemm_thread &me)
 {
-    if constexpr (S::SWAPPED) {
-        const float4 *table = (const float4 *)scales + me.lane % 4;
+    const float4 *table = (const float4 *)scales + me.lane % 4;
 #pragma unroll
-        for (int j = 0; j < WIDTH / 8; j += 2) {
-            const float4 s = table[j * 2];
-            sum[4 * j] = fmaf(acc[4 * j], s.x, sum[4 * j]);
-            sum[4 * j + 1] = fmaf(acc[4 * j + 1], s.y, sum[4 * j + 1]);
-            sum[4 * j + 2] = fmaf(acc[4 * j + 2], s.x, sum[4 * j + 2]);
-            sum[4 * j + 3] = fmaf(acc[4 * j + 3], s.y, sum[4 * j + 3]);
-            if (j + 1 < WIDTH / 8) {
-                sum[4 * j + 4] = fmaf(acc[4 * j + 4], s.z, sum[4 * j + 4]);
-                sum[4 * j + 5] = fmaf(acc[4 * j + 5], s.w, sum[4 * j + 5]);
-                sum[4 * j + 6] = fmaf(acc[4 * j + 6], s.z, sum[4 * j + 6]);
-                sum[4 * j + 7] = fmaf(acc[4 * j + 7], s.w, sum[4 * j + 7]);
-            }
+    for (int j = 0; j < WIDTH / 8; j += 2) {
+        const float4 s = table[j * 2];
+        sum[4 * j] = fmaf(acc[4 * j], s.x, sum[4 * j]);
+        sum[4 * j + 1] = fmaf(acc[4 * j + 1], s.y, sum[4 * j + 1]);
+        sum[4 * j + 2] = fmaf(acc[4 * j + 2], s.x, sum[4 * j + 2]);
+        sum[4 * j + 3] = fmaf(acc[4 * j + 3], s.y, sum[4 * j + 3]);
+        if (j + 1 < WIDTH / 8) {
+            sum[4 * j + 4] = fmaf(acc[4 * j + 4], s.z, sum[4 * j + 4]);
+            sum[4 * j + 5] = fmaf(acc[4 * j + 5], s.w, sum[4 * j + 5]);
+            sum[4 * j + 6] = fmaf(acc[4 * j + 6], s.z, sum[4 * j + 6]);
+            sum[4 * j + 7] = fmaf(acc[4 * j + 7], s.w, sum[4 * j + 7]);
         }
-    } else {
-        const float *row = scales + me.warpgroup * 64 + me.warp * 16 + me.lane / 4;
-        const float s0 = row[0], s1 = row[8];
+    }
+}
+
+/* Rows on M: the scales of the thread's two rows. */
+struct gemm_row_scales {
+    float upper, lower;
+
+    template <class S>
+    static __device__ __forceinline__ gemm_row_scales read(const gemm_shared<S> &m, int stage,
+                                                           const gemm_thread &me)
+    {
+        const float *at =
+            m.scales + stage * S::SCALES + me.warpgroup * 64 + me.warp * 16 + me.lane / 4;
+        return { at[0], at[8] };
+    }
+};
+
+/* sum += acc times the scales of its rows. */
+template <int N>
+__device__ __forceinline__ void promote_rows(float (&sum)[N], const float (&acc)[N],
+                                             const gemm_row_scales &s)
+{
 #pragma unroll
-        for (int i = 0; i < WIDTH / 2; i += 4) {
-            sum[i] = fmaf(acc[i], s0, sum[i]);
-            sum[i + 1] = fmaf(acc[i + 1], s0, sum[i + 1]);
-            sum[i + 2] = fmaf(acc[i + 2], s1, sum[i + 2]);
-            sum[i + 3] = fmaf(acc[i + 3], s1, sum[i + 3]);
-        }
+    for (int i = 0; i < N; i += 4) {
+        sum[i] = fmaf(acc[i], s.upper, sum[i]);
+        sum[i + 1] = fmaf(acc[i + 1], s.upper, sum[i + 1]);
+        sum[i + 2] = fmaf(acc[i + 2], s.lower, sum[i + 2]);
+        sum[i + 3] = fmaf(acc[i + 3], s.lower, sum[i + 3]);
     }
 }
 
@@ -88,6 +98,25 @@ __device__ __forceinline__ void release(const gemm_shared<S> &m, int stage, cons
 
 /* ---- a tile's loop over K ---------------------------------------------------------------- */
 
+/* Waits for the products of a stage, all but PENDING younger sets of them, and adds them up. */
+template <class S, int WIDTH, int PENDING>
+__device__ __forceinline__ void finish(float (&sum)[WIDTH / 2], float (&acc)[WIDTH / 2],
+                                       const gemm_shared<S> &m, int stage, const gemm_thread &me)
+{
+    if constexpr (S::SWAPPED) {
+        wgmma_wait<PENDING>();
+        pin(acc);
+        promote_columns<WIDTH>(sum, acc, m.scales + stage * S::SCALES, me);
+        release(m, stage, me);
+    } else { /* two scales are soon read, and the stage is free before the sums are made */
+        const gemm_row_scales scales = gemm_row_scales::read(m, stage, me);
+        wgmma_wait<PENDING>();
+        release(m, stage, me);
+        pin(acc);
+        promote_rows(sum, acc, scales);
+    }
+}
+
 template <class S, int WIDTH>
 __device__ __forceinline__ void one_block(float (&sum)[WIDTH / 2], const gemm_shared<S> &m,
                                           gemm_ring<S> &ring, const gemm_thread &me)
@@ -95,10 +124,7 @@ __device__ __forceinline__ void one_block(float (&sum)[WIDTH / 2], const gemm_sh
     float acc[WIDTH / 2];
 
     issue<S, WIDTH>(acc, m, ring, me, false);
-    wgmma_wait<0>();
-    pin(acc);
-    promote<S, WIDTH>(sum, acc, m.scales + ring.stage * S::SCALES, me);
-    release(m, ring.stage, me);
+    finish<S, WIDTH, 0>(sum, acc, m, ring.stage, me);
     ring.advance();
 }
 
@@ -117,21 +143,15 @@ __device__ __forceinline__ void four_blocks(float (&sum)[WIDTH / 2], const gemm_
         stage = ring.stage;
         ring.advance();
         issue<S, WIDTH>(odd, m, ring, me, false);
-        wgmma_wait<1>();
-        pin(even);
-        promote<S, WIDTH>(sum, even, m.scales + stage * S::SCALES, me);
-        release(m, stage, me);
+        finish<S, WIDTH, 1>(sum, even, m, stage, me);
         stage = ring.stage;
         ring.advance();
         if (i + 2 < 4) {
             issue<S, WIDTH>(even, m, ring, me, false);
-            wgmma_wait<1>();
+            finish<S, WIDTH, 1>(sum, odd, m, stage, me);
         } else {
-            wgmma_wait<0>();
+            finish<S, WIDTH, 0>(sum, odd, m, stage, me);
         }
-        pin(odd);
-        promote<S, WIDTH>(sum, odd, m.scales + stage * S::SCALES, me);
-        release(m, stage, me);
     }
 }
 
@@ -153,17 +173,17 @@ __device__ __forceinline__ void multiply(float (&sum)[WIDTH / 2], const gemm_til
             release(m, ring.stage, me);
             ring.advance();
         }
-        return;
-    }
-    /* three sets of more than 48 registers do not fit in swapped form, with its scales */
-    if constexpr (S::PAIRED && !(S::SWAPPED && WIDTH > 96)) {
-        for (; (t.k1 - k) % 4; k++)
-            one_block<S, WIDTH>(sum, m, ring, me);
-        for (; k < t.k1; k += 4)
-            four_blocks<S, WIDTH>(sum, m, ring, me);
     } else {
-        for (; k < t.k1; k++)
-            one_block<S, WIDTH>(sum, m, ring, me);
+        /* three sets of more than 48 registers do not fit in swapped form, with its scales */
+        if constexpr (S::PAIRED && !(S::SWAPPED && WIDTH > 96)) {
+            for (; (t.k1 - k) % 4; k++)
+                one_block<S, WIDTH>(sum, m, ring, me);
+            for (; k < t.k1; k += 4)
+                four_blocks<S, WIDTH>(sum, m, ring, me);
+        } else {
+            for (; k < t.k1; k++)
+                one_block<S, WIDTH>(sum, m, ring, me);
+        }
     }
 }
 
@@ -179,159 +199,6 @@ __device__ __forceinline__ void skip(const gemm_tile &t, const gemm_shared<S> &m
     }
 }
 
-/* ---- split K ----------------------------------------------------------------------------- */
-
-/* Adds up the pieces of a cut tile. Every thread block but the last one to come leaves its sums in
- * memory; the last adds them all, in the order of K whoever it is, and has the result. Elements lie
- * where the same thread of any block finds them again. False: another block goes on. */
-template <class S, int WIDTH>
-__device__ __forceinline__ bool join_pieces(float (&sum)[WIDTH / 2], const yard_gemm_args &a,
-                                            const gemm_shared<S> &m, const gemm_tile &t,
-                                            const gemm_thread &me)
-{
-    const uint32_t row_tiles = split_walk<S>::row_tiles_of(a, m.count[0]);
-    const uint32_t n_units = a.n_tiles * row_tiles * a.n_blocks;
-    const gemm_share share(n_units, split_walk<S>::n_workers(n_units, a.min_blocks, gridDim.x));
-    const uint32_t begin = t.unit * a.n_blocks;
-    const uint32_t first = share.worker_of(begin), last = share.worker_of(begin + a.n_blocks - 1);
-    const size_t slot_floats = (size_t)GEMM_TILE_ROWS * S::WIDTH;
-    /* a worker has at most two cut tiles: the one it begins in, slot 0, and the one it ends in */
-    const auto slot = [&](uint32_t worker) {
-        const uint32_t idx = 2 * worker + (share.begin(worker) >= begin ? 0 : 1);
-        return (float4 *)(a.partial + idx * slot_floats) + me.consumer;
-    };
-
-    float4 *mine = slot(blockIdx.x);
-#pragma unroll
-    for (int i = 0; i < WIDTH / 8; i++)
-        mine[i * S::CONSUMERS] =
-            make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
-    /* the sums are in memory before the count says so, and the count is read before the sums */
-    __threadfence();
-    named_sync(1, S::CONSUMERS);
-    if (me.consumer == 0)
-        *m.word = atomicAdd(&a.arrivals[t.unit], 1);
-    named_sync(1, S::CONSUMERS);
-    if (*m.word != last - first)
-        return false;
-    __threadfence();
-    if (me.consumer == 0)
-        a.arrivals[t.unit] = 0;
-#pragma unroll
-    for (int i = 0; i < WIDTH / 8; i++) {
-        float4 total = __ldcg(slot(first) + i * S::CONSUMERS);
-        for (uint32_t worker = first + 1; worker <= last; worker++) {
-            const float4 piece = __ldcg(slot(worker) + i * S::CONSUMERS);
-            total.x += piece.x;
-            total.y += piece.y;
-            total.z += piece.z;
-            total.w += piece.w;
-        }
-        sum[4 * i] = total.x;
-        sum[4 * i + 1] = total.y;
-        sum[4 * i + 2] = total.z;
-        sum[4 * i + 3] = total.w;
-    }
-    return true;
-}
-
-/* ---- results ----------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ void store_one(const yard_gemm_args &a, const gemm_tile &t,
-                                                 int row, int col, float value)
-{
-    const size_t at = (size_t)(t.row + row) * a.y_ld + col;
-
-    if (row >= t.n_rows || col >= (int)a.n_out)
-        return;
-    if (a.y_f32)
-        ((float *)a.y)[at] = value;
-    else
-        ((uint16_t *)a.y)[at] = (uint16_t)(pack_bf16(value, 0.0f) & 0xffffu);
-}
-
-/* 16 bytes of bf16 to one row of y; n_out is a multiple of 8 here. */
-static __device__ __forceinline__ void store_eight(const yard_gemm_args &a, const gemm_tile &t,
-                                                   int row, int col, const void *from)
-{
-    if (row < t.n_rows && col < (int)a.n_out)
-        *(uint4 *)((uint16_t *)a.y + (size_t)(t.row + row) * a.y_ld + col) = *(const uint4 *)from;
-}
-
-/* Swapped: 16 columns of y (rows of w) by 16 rows at a time through the warp's buffer, transposed.
- * The 16-byte halves of a buffer row are exchanged in every other four rows: no bank conflicts. */
-template <class S, int WIDTH>
-__device__ __forceinline__ void store_swapped(const float (&sum)[WIDTH / 2],
-                                              const yard_gemm_args &a, const gemm_tile &t,
-                                              const gemm_thread &me, char *buffer)
-{
-    const int col = t.w_tile * GEMM_TILE_ROWS + me.warpgroup * 64 + me.warp * 16;
-
-    if (!a.y_aligned) {
-#pragma unroll
-        for (int i = 0; i < WIDTH / 2; i++)
-            store_one(a, t, i / 4 * 8 + me.lane % 4 * 2 + i % 2, col + me.lane / 4 + i % 4 / 2 * 8,
-                      sum[i]);
-        return;
-    }
-#pragma unroll
-    for (int j = 0; j < WIDTH / 8; j += 2) {
-        char *half = buffer + j / 2 % 2 * 512;
-        const int to = me.lane % 8 + me.lane / 16 * 8, side = me.lane / 8 % 2;
-        const uint32_t address =
-            me.store + j / 2 % 2 * 512 + to * 32 + ((side ^ (to / 4 % 2)) * 16);
-        const int from = me.lane / 2, from_side = me.lane % 2;
-        constexpr int LAST = WIDTH / 8 - 1;
-        const bool two = j < LAST;
-
-        store_matrix_transposed(address, pack_bf16(sum[4 * j], sum[4 * j + 1]),
-                                pack_bf16(sum[4 * j + 2], sum[4 * j + 3]),
-                                two ? pack_bf16(sum[4 * (j + two)], sum[4 * (j + two) + 1]) : 0,
-                                two ? pack_bf16(sum[4 * (j + two) + 2], sum[4 * (j + two) + 3])
-                                    : 0);
-        __syncwarp();
-        if (two || from < 8)
-            store_eight(a, t, j * 8 + from, col + from_side * 8,
-                        half + from * 32 + (from_side ^ (from / 4 % 2)) * 16);
-    }
-    __syncwarp(); /* the buffer is free for the next tile */
-}
-
-/* Rows of x on M: 16 rows by 32 columns at a time through the warp's buffer. */
-template <class S, int WIDTH>
-__device__ __forceinline__ void store_rows(const float (&sum)[WIDTH / 2], const yard_gemm_args &a,
-                                           const gemm_tile &t, const gemm_thread &me, char *buffer)
-{
-    const int row = me.warpgroup * 64 + me.warp * 16, col = t.w_tile * GEMM_TILE_ROWS;
-
-    if (!a.y_aligned) {
-#pragma unroll
-        for (int i = 0; i < WIDTH / 2; i++)
-            store_one(a, t, row + me.lane / 4 + i % 4 / 2 * 8,
-                      col + i / 4 * 8 + me.lane % 4 * 2 + i % 2, sum[i]);
-        return;
-    }
-#pragma unroll
-    for (int part = 0; part < WIDTH / 32; part++) {
-#pragma unroll
-        for (int j = 0; j < 4; j += 2) {
-            const int i = part * 16 + j * 4;
-            const int to = me.lane % 16, piece = j + me.lane / 16;
-            store_matrix(me.store + to * 64 + (piece ^ (to / 2 % 4)) * 16,
-                         pack_bf16(sum[i], sum[i + 1]), pack_bf16(sum[i + 2], sum[i + 3]),
-                         pack_bf16(sum[i + 4], sum[i + 5]), pack_bf16(sum[i + 6], sum[i + 7]));
-        }
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int from = i * 8 + me.lane / 4, piece = me.lane % 4;
-            store_eight(a, t, row + from, col + part * 32 + piece * 8,
-                        buffer + from * 64 + (piece ^ (from / 2 % 4)) * 16);
-        }
-        __syncwarp();
-    }
-}
-
 /* ---- the kernel -------------------------------------------------------------------------- */
 
 template <class S, int WIDTH>
@@ -340,20 +207,23 @@ __device__ __forceinline__ void do_tile(const yard_gemm_args &a, const gemm_tile
                                         const gemm_thread &me, char *buffer)
 {
     float sum[WIDTH / 2];
+    bool done = true; /* this block has the whole sum */
 
     if (!S::SWAPPED && me.warpgroup * 64 >= t.n_rows) {
         skip(t, m, ring, me);
         return;
     }
     multiply<S, WIDTH>(sum, t, m, ring, me);
-    if constexpr (S::SPLIT) {
-        if (t.k1 - t.k0 < (int)a.n_blocks && !join_pieces<S, WIDTH>(sum, a, m, t, me))
-            return;
+    if constexpr (S::SPLIT)
+        done = t.k1 - t.k0 == (int)a.n_blocks || join_pieces<S, WIDTH>(sum, a, m, t, me);
+    if (done) {
+        if (!a.y_aligned)
+            store_elements<S, WIDTH>(sum, a, t, me);
+        else if constexpr (S::SWAPPED)
+            store_swapped<S, WIDTH>(sum, a, t, me, buffer);
+        else
+            store_rows<S, WIDTH>(sum, a, t, me, buffer);
     }
-    if constexpr (S::SWAPPED)
-        store_swapped<S, WIDTH>(sum, a, t, me, buffer);
-    else
-        store_rows<S, WIDTH>(sum, a, t, me, buffer);
 }
 
 /* The instructions of each width are other code: a chain of comparisons picks it. */
@@ -372,13 +242,16 @@ __device__ __forceinline__ void pick_width(const yard_gemm_args &a, const gemm_t
     }
 }
 
+/* warp: known to be the same in all its lanes. Together with stores that do not branch, it lets the
+ * compiler see that the way through the ring is the same for the warp: descriptors are computed in
+ * uniform registers, and not moved there, 16 moves a stage, in front of the matrix instructions. */
 template <class S>
-__device__ __forceinline__ void consume(const yard_gemm_args &a, const gemm_shared<S> &m,
-                                        int thread, char *stores)
+__device__ __forceinline__ void consume(const yard_gemm_args &a, const gemm_shared<S> &m, int warp,
+                                        int lane, char *stores)
 {
-    const gemm_thread me = { thread / WARPGROUP, thread % WARPGROUP / 32, thread % 32, thread,
-                             m.stores + thread / 32 * S::STORE_BYTES };
-    char *buffer = stores + thread / 32 * S::STORE_BYTES;
+    const gemm_thread me = { warp / 4, warp % 4, lane, (int)threadIdx.x,
+                             m.stores + warp * S::STORE_BYTES };
+    char *buffer = stores + warp * S::STORE_BYTES;
     gemm_walk<S> walk(a, m);
     gemm_ring<S> ring;
     gemm_tile t;
@@ -427,6 +300,8 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
         if constexpr (S::SPLIT)
             n_early = a.early ? load_early<S>(maps, a, m) : 0;
     }
+    if (threadIdx.x > S::CONSUMERS && threadIdx.x <= S::CONSUMERS + a.n_boxes)
+        tma_prefetch_map(&maps.box[threadIdx.x - S::CONSUMERS - 1]);
     allow_next_kernel();
     wait_previous_kernel();
     read_groups(a, m);
@@ -435,16 +310,10 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     __syncthreads();
 
     if (warp < S::CONSUMERS / 32) {
-        if constexpr (S::WARPGROUPS == 3)
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-        else
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        consume<S>(a, m, threadIdx.x, (char *)m.scales + S::SCALE_BYTES);
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::CONSUMER_REGISTERS));
+        consume<S>(a, m, warp, lane, (char *)m.scales + S::SCALE_BYTES);
     } else {
-        if constexpr (S::WARPGROUPS == 3)
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-        else
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::PRODUCER_REGISTERS));
         if (warp == S::CONSUMERS / 32) {
             if (S::SPLIT && m.count[0] == 0)
                 drop_early(m, n_early);

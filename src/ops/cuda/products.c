@@ -88,6 +88,7 @@ static yard_status run_gemm(cuda_stream *s, const job *j, yard_error *err)
     const bool y_f32 = j->y.dtype == YARD_F32;
     yard_gemm_args a = {
         .n_groups = j->n_groups,
+        .n_boxes = variant->n_boxes,
         .offset = j->offset,
         .row_count = j->row_count,
         .x_index = j->x_index,

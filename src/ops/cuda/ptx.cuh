@@ -89,6 +89,12 @@ static __device__ __forceinline__ uint64_t policy_evict_first(void)
     return policy;
 }
 
+/* Brings a map near before its first use. */
+static __device__ __forceinline__ void tma_prefetch_map(const void *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 /* Box (col, row) of the map to shared memory; completes on bar. */
 static __device__ __forceinline__ void tma_load(uint32_t to, const void *map, uint32_t col,
                                                 uint32_t row, uint32_t bar)
@@ -174,6 +180,15 @@ template <int N> static __device__ __forceinline__ void pin(float (&d)[N])
 static __device__ __forceinline__ void fence_async_shared(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* What another block published with an atomic after __threadfence. */
+static __device__ __forceinline__ uint32_t load_acquire(const uint32_t *p)
+{
+    uint32_t value;
+
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+    return value;
 }
 
 /* ---- small things -------------------------------------------------------------------- */

@@ -58,10 +58,11 @@ static void compare_rows(gpu_test *t, sums *s, const rows_twin *x, const int32_t
     }
 }
 
-/* As a whole: bf16 rounds by 2^-9 at most, and FP8 products on tensor cores keep about 13 bits. */
+/* As a whole: bf16 rounds by 2^-8 at most, all of which counts where one value of a sample is much
+ * larger than the others; FP8 products on tensor cores keep about 13 bits. */
 static bool sums_pass(const sums *s, yard_dtype y)
 {
-    return s->close && sqrt(s->error) <= sqrt(s->size) * (y == YARD_BF16 ? 3e-3 : 1e-3);
+    return s->close && sqrt(s->error) <= sqrt(s->size) * (y == YARD_BF16 ? 0x1p-8 : 1e-3);
 }
 
 /* ---- linear ---------------------------------------------------------------------------------- */
@@ -536,7 +537,9 @@ void gpu_test_grouped(gpu_test *t)
 {
     static const char *const variants[] = { NULL, "rows128", "rows192", "group96", "group144" };
 
-    for (int i = 0; i < 5; i++) {
+    const int n_variants = sizeof(variants) / sizeof(variants[0]);
+
+    for (int i = 0; i < n_variants; i++) {
         grouped_shapes(t, variants[i], small_groups, N_SMALL_GROUPS);
         if (!t->quick)
             grouped_shapes(t, variants[i], large_groups, N_LARGE_GROUPS);
