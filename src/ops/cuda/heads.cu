@@ -1,161 +1,28 @@
-#include "ops/cuda/heads.h"
+#include "ops/cuda/heads.cuh"
 
-#include "ops/cuda/ptx.cuh"
-#include "ops/cuda/quantise.cuh"
 #include "ops/cuda/wgmma.cuh"
 
-/* A block computes some tiles of 128 columns of one head for up to 64 rows: while the copy engine
- * brings its weights, its threads round its rows to FP8 into shared memory, once for all its tiles;
- * then two warpgroups multiply, 64 columns each, with weights on the M side of wgmma. All of K is
- * there at once: 512 at most, tiles times K too. */
-enum {
-    HEADS_THREADS = 256,
-    HEADS_WARPS = HEADS_THREADS / 32,
-    BLOCK_K = YARD_GROUP,
-    MAX_W_BLOCKS = HEADS_MAX_K / BLOCK_K, /* of 128 by 128 in a block's weights */
-    W_BLOCK_BYTES = HEADS_TILE_OUT * BLOCK_K,
-    X_BLOCK_BYTES = HEADS_TILE_ROWS * BLOCK_K,
-    STORE_BYTES = 1024, /* a warp's buffer on the way out */
-    LANES_A_GROUP = 16, /* eight values each: 16 bytes of bf16 */
-    LANE_VALUES = BLOCK_K / LANES_A_GROUP
-};
+/* ---- multiplying --------------------------------------------------------------------------- */
 
-static uint32_t shared_bytes(uint32_t n_blocks_k, uint32_t n_tiles)
+/* 64 columns by WIDTH rows. */
+template <class S, int WIDTH>
+static __device__ __forceinline__ void multiply(const heads_shared<S> &m, float (&sum)[WIDTH / 2],
+                                                int stage, uint32_t columns)
 {
-    return 1024 + n_tiles * n_blocks_k * W_BLOCK_BYTES +
-           n_blocks_k * (X_BLOCK_BYTES + HEADS_TILE_ROWS * 4) + HEADS_WARPS * STORE_BYTES + 16;
-}
-
-struct heads_shared {
-    uint32_t w, x, stores, bar;
-    char *x_bytes, *store_bytes;
-    float *x_scale; /* [n_blocks_k, 64] */
-
-    __device__ __forceinline__ heads_shared(char *raw, uint32_t n_blocks_k, uint32_t n_tiles)
-    {
-        const uint32_t start = (shared_address(raw) + 1023u) & ~1023u;
-        char *at = raw + (start - shared_address(raw));
-
-        w = start;
-        at += n_tiles * n_blocks_k * W_BLOCK_BYTES;
-        x = shared_address(at);
-        x_bytes = at;
-        at += n_blocks_k * X_BLOCK_BYTES;
-        x_scale = (float *)at;
-        at += n_blocks_k * HEADS_TILE_ROWS * 4;
-        stores = shared_address(at);
-        store_bytes = at;
-        bar = stores + HEADS_WARPS * STORE_BYTES;
-    }
-};
-
-/* Eight values of a row, bf16 in pairs; zeros beyond n_in. */
-static __device__ __forceinline__ uint4 load_eight(const yard_heads_args &a, size_t at, uint32_t k)
-{
-    uint32_t half[LANE_VALUES];
-
-    if (a.x_aligned && k + LANE_VALUES <= a.n_in)
-        return *(const uint4 *)((const uint16_t *)a.x.data + at + k);
-#pragma unroll
-    for (int i = 0; i < LANE_VALUES; i++) {
-        half[i] = 0;
-        if (k + i < a.n_in)
-            half[i] = a.x.dtype == YARD_F32
-                          ? __float_as_uint(bf16_round(((const float *)a.x.data)[at + k + i])) >> 16
-                          : ((const uint16_t *)a.x.data)[at + k + i];
-    }
-    return make_uint4(half[0] | half[1] << 16, half[2] | half[3] << 16, half[4] | half[5] << 16,
-                      half[6] | half[7] << 16);
-}
-
-/* The larger of the magnitudes in both halves, pairwise; bits of magnitudes are in their order. */
-static __device__ __forceinline__ uint32_t max_pairs(uint32_t a, uint32_t b)
-{
-    return __vmaxu2(a & 0x7fff7fffu, b & 0x7fff7fffu);
-}
-
-/* Four values of two words times inverse, as FP8. */
-static __device__ __forceinline__ uint32_t e4m3_from_four(uint32_t a, uint32_t b, float inverse)
-{
-    float x[4] = { __uint_as_float(a << 16), __uint_as_float(a & 0xffff0000u),
-                   __uint_as_float(b << 16), __uint_as_float(b & 0xffff0000u) };
-    uint16_t lo, hi;
-
-#pragma unroll
-    for (int i = 0; i < 4; i++) /* a scale below 2^-128 has no finite inverse; zeros stay zeros */
-        x[i] = x[i] == 0.0f ? x[i] : __fmul_rn(x[i], inverse);
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(lo) : "f"(x[1]), "f"(x[0]));
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(hi) : "f"(x[3]), "f"(x[2]));
-    return lo | (uint32_t)hi << 16;
-}
-
-/* Rounds the rows of the tile to FP8 in shared memory, as yard_ops.quantise does, byte for byte.
- * Half a warp takes a group of a row; several groups are under way at once, step by step, to hide
- * what loads, shuffles and divisions take. */
-static __device__ __forceinline__ void quantise_rows(const yard_heads_args &a,
-                                                     const heads_shared &m, uint32_t head,
-                                                     int first, int n_rows, int width,
-                                                     uint32_t n_blocks_k)
-{
-    enum { AT_ONCE = 8 };
-    const uint32_t half = threadIdx.x / LANES_A_GROUP, n_halves = HEADS_THREADS / LANES_A_GROUP;
-    const uint32_t lane = threadIdx.x % LANES_A_GROUP, n_items = width * n_blocks_k;
-
-    /* n_items is even, so the two halves of a warp always go on together */
-    for (uint32_t item = half; item < n_items; item += n_halves * AT_ONCE) {
-        uint4 raw[AT_ONCE];
-        float scale[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const uint32_t at = item + i * n_halves, row = at / n_blocks_k, k = at % n_blocks_k;
-            raw[i] = make_uint4(0, 0, 0, 0);
-            if ((int)row < n_rows)
-                raw[i] = load_eight(a, (size_t)(first + row) * a.x.ld + head * a.x_step,
-                                    k * BLOCK_K + lane * LANE_VALUES);
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            uint32_t pair = max_pairs(max_pairs(raw[i].x, raw[i].y), max_pairs(raw[i].z, raw[i].w));
-#pragma unroll
-            for (int distance = LANES_A_GROUP / 2; distance > 0; distance /= 2)
-                pair = max_pairs(pair, __shfl_xor_sync(0xffffffffu, pair, distance));
-            scale[i] = group_scale(__uint_as_float(max(pair << 16, pair & 0xffff0000u)), a.ue8m0);
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const uint32_t at = item + i * n_halves, row = at / n_blocks_k, k = at % n_blocks_k;
-            const float inverse = __frcp_rn(scale[i]);
-            const uint2 code = make_uint2(e4m3_from_four(raw[i].x, raw[i].y, inverse),
-                                          e4m3_from_four(raw[i].z, raw[i].w, inverse));
-            if (at >= n_items)
-                continue;
-            /* rows of 128 bytes, 16-byte pieces exchanged by the row: what wgmma expects */
-            *(uint2 *)(m.x_bytes + k * X_BLOCK_BYTES + row * BLOCK_K +
-                       ((lane / 2 ^ row % 8) * 16 + lane % 2 * 8)) = code;
-            if (lane == 0)
-                m.x_scale[k * HEADS_TILE_ROWS + row] = scale[i];
-        }
-    }
-}
-
-template <int WIDTH>
-static __device__ __forceinline__ void multiply(const yard_heads_args &a, const heads_shared &m,
-                                                float (&sum)[WIDTH / 2], uint32_t tile,
-                                                uint32_t w_row, uint32_t n_blocks_k)
-{
-    const uint32_t warpgroup = threadIdx.x / 128, lane = threadIdx.x % 32;
-    const float *w_scale = a.w_scale + (size_t)(w_row / YARD_GROUP) * a.w_scale_ld;
+    const uint32_t lane = threadIdx.x % 32;
     float acc[WIDTH / 2];
 
 #pragma unroll
     for (int i = 0; i < WIDTH / 2; i++)
         sum[i] = 0.0f;
-    for (uint32_t block = 0; block < n_blocks_k; block++) {
-        const float ws = __ldg(w_scale + block);
-        const float *xs = m.x_scale + block * HEADS_TILE_ROWS + lane % 4 * 2;
-        const uint64_t w = wgmma_descriptor(m.w + (tile * n_blocks_k + block) * W_BLOCK_BYTES +
-                                            warpgroup * 64 * BLOCK_K);
-        const uint64_t x = wgmma_descriptor(m.x + block * X_BLOCK_BYTES);
+    for (uint32_t block = 0; block < m.n_blocks_k; block++) {
+        const float ws = m.w_scale[columns * m.n_blocks_k + block];
+        const float *xs = m.x_scale + (stage * m.n_blocks_k + block) * S::ROWS + lane % 4 * 2;
+        const uint64_t w =
+            wgmma_descriptor(m.w + (columns / 2 * m.n_blocks_k + block) * W_BLOCK_BYTES +
+                             columns % 2 * COLUMNS * BLOCK_K);
+        const uint64_t x =
+            wgmma_descriptor(m.x + stage * m.size.x_bytes + block * m.size.X_BLOCK_BYTES);
 
         pin(acc);
         wgmma_fence();
@@ -167,7 +34,8 @@ static __device__ __forceinline__ void multiply(const yard_heads_args &a, const 
         pin(acc);
 #pragma unroll
         for (int j = 0; j < WIDTH / 8; j++) {
-            const float s0 = xs[8 * j] * ws, s1 = xs[8 * j + 1] * ws;
+            const float2 s = *(const float2 *)(xs + 8 * j);
+            const float s0 = s.x * ws, s1 = s.y * ws;
             sum[4 * j] = fmaf(acc[4 * j], s0, sum[4 * j]);
             sum[4 * j + 1] = fmaf(acc[4 * j + 1], s1, sum[4 * j + 1]);
             sum[4 * j + 2] = fmaf(acc[4 * j + 2], s0, sum[4 * j + 2]);
@@ -182,128 +50,200 @@ static __device__ __forceinline__ bool wanted(const yard_heads_args &a, int firs
     return row < n_rows && (!a.row_mask || a.row_mask[first + row]);
 }
 
-/* Four 8 x 8 squares at a time through the warp's buffer, transposed to rows of y. */
+/* Element by element: f32, or rows that are not whole 16-byte pieces. */
 template <int WIDTH>
-static __device__ __forceinline__ void store(const yard_heads_args &a, const heads_shared &m,
+static __device__ __forceinline__ void store_elements(const yard_heads_args &a,
+                                                      const float (&sum)[WIDTH / 2], uint32_t head,
+                                                      uint32_t col, int first, int n_rows)
+{
+    const uint32_t warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (int i = 0; i < WIDTH / 2; i++) {
+        const int row = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        const uint32_t c = col + warp * 16 + lane / 4 + i % 4 / 2 * 8;
+        const size_t at = (size_t)(first + row) * a.y.ld + (size_t)head * a.y_step + c;
+        if (c >= a.n_out || !wanted(a, first, n_rows, row))
+            continue;
+        if (a.y.dtype == YARD_F32)
+            ((float *)a.y.data)[at] = sum[i];
+        else
+            ((uint16_t *)a.y.data)[at] = (uint16_t)(pack_bf16(sum[i], 0.0f) & 0xffffu);
+    }
+    __syncwarp();
+}
+
+/* A warpgroup's 64 columns through its buffer, transposed to rows of y: whole lines of 128 bytes.
+ */
+template <class S, int WIDTH>
+static __device__ __forceinline__ void store(const yard_heads_args &a, const heads_shared<S> &m,
                                              const float (&sum)[WIDTH / 2], uint32_t head,
                                              uint32_t col, int first, int n_rows)
 {
-    const uint32_t lane = threadIdx.x % 32, buffer = threadIdx.x / 32 * STORE_BYTES;
+    const uint32_t warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32;
+    const uint32_t lane = threadIdx.x % 32, buffer = warpgroup * m.size.STORE_BYTES;
     const size_t base = (size_t)head * a.y_step;
 
-    if (!a.y_aligned) {
-#pragma unroll
-        for (int i = 0; i < WIDTH / 2; i++) {
-            const int row = i / 4 * 8 + lane % 4 * 2 + i % 2;
-            const uint32_t c = col + lane / 4 + i % 4 / 2 * 8;
-            const size_t at = (size_t)(first + row) * a.y.ld + base + c;
-            if (c >= a.n_out || !wanted(a, first, n_rows, row))
-                continue;
-            if (a.y.dtype == YARD_F32)
-                ((float *)a.y.data)[at] = sum[i];
-            else
-                ((uint16_t *)a.y.data)[at] = (uint16_t)(pack_bf16(sum[i], 0.0f) & 0xffffu);
-        }
-        return;
-    }
 #pragma unroll
     for (int j = 0; j < WIDTH / 8; j += 2) {
-        const uint32_t half = buffer + j / 2 % 2 * 512;
-        const uint32_t to = lane % 8 + lane / 16 * 8, side = lane / 8 % 2;
-        const uint32_t from = lane / 2, from_side = lane % 2;
+        const uint32_t to = lane % 8 + lane / 16 * 8, piece = warp * 2 + lane / 8 % 2;
         constexpr int LAST = WIDTH / 8 - 1;
         const int more = j < LAST ? 4 : 0; /* a width of 8 has one square only: twice the same */
 
-        store_matrix_transposed(m.stores + half + to * 32 + (side ^ to / 4 % 2) * 16,
-                                pack_bf16(sum[4 * j], sum[4 * j + 1]),
-                                pack_bf16(sum[4 * j + 2], sum[4 * j + 3]),
-                                pack_bf16(sum[4 * j + more], sum[4 * j + more + 1]),
-                                pack_bf16(sum[4 * j + more + 2], sum[4 * j + more + 3]));
-        __syncwarp();
-        const int row = j * 8 + from;
-        const uint32_t c = col + from_side * 8;
-        if (c < a.n_out && (more || from < 8) && wanted(a, first, n_rows, row))
-            *(uint4 *)((uint16_t *)a.y.data + (size_t)(first + row) * a.y.ld + base + c) = *(
-                const uint4 *)(m.store_bytes + half + from * 32 + (from_side ^ from / 4 % 2) * 16);
+        store_matrix_transposed(
+            m.stores + buffer + (j * 8 + to) * STORE_ROW_BYTES + (piece ^ to % 8) * 16,
+            pack_bf16(sum[4 * j], sum[4 * j + 1]), pack_bf16(sum[4 * j + 2], sum[4 * j + 3]),
+            pack_bf16(sum[4 * j + more], sum[4 * j + more + 1]),
+            pack_bf16(sum[4 * j + more + 2], sum[4 * j + more + 3]));
     }
+    named_sync(1 + warpgroup, 128); /* the warpgroup's columns are all there */
+#pragma unroll
+    for (int i = 0; i < (WIDTH + 15) / 16; i++) {
+        const int row = i * 16 + warp * 4 + lane / 8;
+        const uint32_t piece = lane % 8, c = col + piece * 8;
+        if (c < a.n_out && wanted(a, first, n_rows, row))
+            *(uint4 *)((uint16_t *)a.y.data + (size_t)(first + row) * a.y.ld + base + c) =
+                *(const uint4 *)(m.store_data + buffer + row * STORE_ROW_BYTES +
+                                 (piece ^ row % 8) * 16);
+    }
+    named_sync(1 + warpgroup, 128); /* the buffer is free again */
 }
 
-template <int WIDTH>
-static __device__ __forceinline__ void compute(const yard_heads_args &a, const heads_shared &m,
-                                               uint32_t head, uint32_t out0, int first, int n_rows,
-                                               uint32_t n_blocks_k)
+template <class S, int WIDTH>
+static __device__ __forceinline__ void compute(const yard_heads_args &a, const heads_shared<S> &m,
+                                               int stage, uint32_t head, uint32_t out0,
+                                               uint32_t warpgroup, int first, int n_rows)
 {
+    const uint32_t n_columns = a.block_tiles * (HEADS_TILE_OUT / COLUMNS);
+    uint32_t columns = warpgroup; /* by which it begins, in 64s */
     float sum[WIDTH / 2];
 
-    quantise_rows(a, m, head, first, n_rows, WIDTH, n_blocks_k);
-    fence_async_shared(); /* wgmma reads what these stores wrote */
-    __syncthreads();
-    barrier_wait(m.bar, 0);
-    for (uint32_t tile = 0; tile < a.block_tiles; tile++) {
-        const uint32_t col = out0 + tile * HEADS_TILE_OUT + threadIdx.x / 128 * 64;
-        /* columns beyond the last one take any scale: nothing of them is stored */
-        multiply<WIDTH>(a, m, sum, tile, head * a.w_step + a.w_first + (col < a.n_out ? col : 0),
-                        n_blocks_k);
-        store<WIDTH>(a, m, sum, head, col + threadIdx.x % 128 / 32 * 16, first, n_rows);
-        __syncwarp(); /* the warp's buffer is free for the next tile */
+    do {
+        if (columns < n_columns)
+            multiply<S, WIDTH>(m, sum, stage, columns);
+        if (columns + S::WARPGROUPS >= n_columns) { /* the rows are read: others may come */
+            __syncwarp();
+            if (threadIdx.x % 32 == 0)
+                barrier_arrive(m.empty + stage * 8);
+        }
+        if (columns < n_columns) {
+            if (a.y_aligned)
+                store<S, WIDTH>(a, m, sum, head, out0 + columns * COLUMNS, first, n_rows);
+            else
+                store_elements<WIDTH>(a, sum, head, out0 + columns * COLUMNS, first, n_rows);
+        }
+        columns += S::WARPGROUPS;
+    } while (columns < n_columns);
+}
+
+template <class S>
+static __device__ __forceinline__ void multiply_rows(const yard_heads_args &a,
+                                                     const heads_shared<S> &m, uint32_t head,
+                                                     uint32_t out0, uint32_t warpgroup)
+{
+    const heads_rows<S> rows(*a.n_rows);
+
+    barrier_wait(m.w_full, 0); /* also without rows: no block leaves before its copies have come */
+    for (int tile = 0; tile < rows.n_tiles; tile++) {
+        const int stage = tile % STAGES, first = rows.begin(tile), n_rows = rows.count(tile);
+
+        barrier_wait(m.full + stage * 8, tile / STAGES % 2);
+        if (S::ROWS > 32 && n_rows > 32)
+            compute<S, S::ROWS>(a, m, stage, head, out0, warpgroup, first, n_rows);
+        else if (n_rows > 16)
+            compute<S, 32>(a, m, stage, head, out0, warpgroup, first, n_rows);
+        else if (n_rows > 8)
+            compute<S, 16>(a, m, stage, head, out0, warpgroup, first, n_rows);
+        else
+            compute<S, 8>(a, m, stage, head, out0, warpgroup, first, n_rows);
     }
 }
 
-/* Grid: (head, columns of a block) by 64 rows. */
-static __global__ void __launch_bounds__(HEADS_THREADS)
+/* One thread: barriers, and weights, which do not depend on any kernel before this one. */
+template <class S>
+static __device__ __forceinline__ void begin(const yard_tensor_map &w, const yard_heads_args &a,
+                                             const heads_shared<S> &m, uint32_t first_w_row)
+{
+    barrier_init(m.w_full, 1);
+    for (int i = 0; i < STAGES; i++) {
+        barrier_init(m.full + i * 8, S::ROUND_WARPS);
+        barrier_init(m.empty + i * 8, S::MULTIPLY_WARPS);
+    }
+    barrier_init_fence();
+    barrier_expect(m.w_full, m.size.w_bytes);
+    for (uint32_t i = 0; i < a.block_tiles * m.n_blocks_k; i++)
+        tma_load(m.w + i * W_BLOCK_BYTES, &w, i % m.n_blocks_k * BLOCK_K,
+                 first_w_row + i / m.n_blocks_k * HEADS_TILE_OUT, m.w_full);
+}
+
+/* The scale of 64 columns of w by a block of K, one a thread. Columns beyond the last one take any:
+ * nothing of them is stored. */
+template <class S>
+static __device__ __forceinline__ void
+load_w_scale(const yard_heads_args &a, const heads_shared<S> &m, uint32_t head, uint32_t out0)
+{
+    const uint32_t i = threadIdx.x, col = out0 + i / m.n_blocks_k * COLUMNS;
+    const uint32_t row = head * a.w_step + a.w_first + (col < a.n_out ? col : 0);
+
+    if (i < a.block_tiles * (HEADS_TILE_OUT / COLUMNS) * m.n_blocks_k)
+        m.w_scale[i] =
+            __ldg(a.w_scale + (size_t)(row / YARD_GROUP) * a.w_scale_ld + i % m.n_blocks_k);
+}
+
+/* Grid: (head, columns of a block) by tiles of rows. */
+template <class S>
+static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     heads_e4m3_kernel(const __grid_constant__ yard_tensor_map w,
                       const __grid_constant__ yard_heads_args a)
 {
     extern __shared__ char raw[];
-    const uint32_t n_blocks_k = (a.n_in + BLOCK_K - 1) / BLOCK_K;
+    const heads_shared<S> m(raw, (a.n_in + BLOCK_K - 1) / BLOCK_K, a.block_tiles);
     const uint32_t block_columns = a.block_tiles * HEADS_TILE_OUT;
     const uint32_t n_column_blocks = (a.n_out + block_columns - 1) / block_columns;
     const uint32_t head = blockIdx.x / n_column_blocks;
     const uint32_t out0 = blockIdx.x % n_column_blocks * block_columns;
-    const int first = blockIdx.y * a.block_rows;
-    const heads_shared m(raw, n_blocks_k, a.block_tiles);
+    const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); /* uniform */
 
-    if (threadIdx.x == 0) {
-        barrier_init(m.bar, 1);
-        barrier_init_fence();
-        /* weights do not depend on any kernel before this one */
-        barrier_expect(m.bar, a.block_tiles * n_blocks_k * W_BLOCK_BYTES);
-        for (uint32_t i = 0; i < a.block_tiles * n_blocks_k; i++)
-            tma_load(m.w + i * W_BLOCK_BYTES, &w, i % n_blocks_k * BLOCK_K,
-                     head * a.w_step + a.w_first + out0 + i / n_blocks_k * HEADS_TILE_OUT, m.bar);
-    }
+    if (threadIdx.x == S::THREADS - 1)
+        begin(w, a, m, head * a.w_step + a.w_first + out0);
+    load_w_scale(a, m, head, out0);
     allow_next_kernel();
     wait_previous_kernel();
-    const int n_rows = min(*a.n_rows - first, (int)a.block_rows);
-    __syncthreads(); /* the barrier is there before anybody waits for it */
+    __syncthreads(); /* barriers and scales are there before anybody wants them */
 
-    if (n_rows > 32)
-        compute<64>(a, m, head, out0, first, n_rows, n_blocks_k);
-    else if (n_rows > 16)
-        compute<32>(a, m, head, out0, first, n_rows, n_blocks_k);
-    else if (n_rows > 8)
-        compute<16>(a, m, head, out0, first, n_rows, n_blocks_k);
-    else if (n_rows > 0)
-        compute<8>(a, m, head, out0, first, n_rows, n_blocks_k);
+    if (warp < S::MULTIPLY_WARPS)
+        multiply_rows(a, m, head, out0, warp / 4);
     else
-        barrier_wait(m.bar, 0); /* no block leaves while a copy into it is under way */
+        round_rows(a, m, head, warp - S::MULTIPLY_WARPS);
+}
+
+/* ---- host side ----------------------------------------------------------------------------- */
+
+template <class S> static cudaError_t open_shape(void)
+{
+    return cudaFuncSetAttribute(heads_e4m3_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                (int)heads_layout<S>(MAX_W_BLOCKS, 1).total(MAX_W_BLOCKS));
 }
 
 yard_status yard_cuda_heads_open(yard_error *err)
 {
-    const cudaError_t code =
-        cudaFuncSetAttribute(heads_e4m3_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int)shared_bytes(HEADS_MAX_K / BLOCK_K, 1));
+    cudaError_t code = open_shape<few_shape>();
 
+    if (code == cudaSuccess)
+        code = open_shape<wide_in_shape>();
+    if (code == cudaSuccess)
+        code = open_shape<wide_out_shape>();
+    if (code == cudaSuccess)
+        code = open_shape<any_shape>();
     if (code != cudaSuccess)
         return yard_fail(err, YARD_EDEVICE, "heads: %s", cudaGetErrorString(code));
     return YARD_OK;
 }
 
 /* As many columns in a block as shared memory takes, unless that leaves processors idle. */
+enum { ENOUGH_BLOCKS = 128 };
 static uint32_t choose_tiles(const yard_heads_args *a, uint32_t n_blocks_k, uint32_t row_tiles)
 {
-    enum { ENOUGH_BLOCKS = 128 };
     const uint32_t n_tiles = yard_ceil_div(a->n_out, HEADS_TILE_OUT);
     uint32_t tiles = MAX_W_BLOCKS / n_blocks_k;
 
@@ -313,32 +253,47 @@ static uint32_t choose_tiles(const yard_heads_args *a, uint32_t n_blocks_k, uint
     return tiles;
 }
 
-yard_status yard_cuda_heads_launch(const yard_tensor_map *w, const yard_heads_args *a,
-                                   uint32_t max_rows, void *stream, yard_error *err)
+template <class S>
+static cudaError_t launch_shape(const yard_tensor_map *w, const yard_heads_args *a, void *stream)
 {
     const uint32_t n_blocks_k = yard_ceil_div(a->n_in, BLOCK_K);
-    /* few rows: half of them a block, so that rounding takes half the time */
-    const uint32_t block_rows = max_rows <= HEADS_TILE_ROWS ? HEADS_TILE_ROWS / 2 : HEADS_TILE_ROWS;
-    const uint32_t row_tiles = yard_ceil_div(max_rows, block_rows);
+    const uint32_t row_tiles = yard_ceil_div(a->max_rows, S::ROWS);
     yard_heads_args args = *a;
     cudaLaunchAttribute attribute;
     cudaLaunchConfig_t config = {};
-    cudaError_t code;
+    uint32_t n_columns, n_rows;
 
-    if (max_rows == 0)
-        return YARD_OK;
-    args.block_rows = block_rows;
     args.block_tiles = choose_tiles(a, n_blocks_k, row_tiles);
-    config.gridDim =
-        dim3(a->n_heads * yard_ceil_div(a->n_out, args.block_tiles * HEADS_TILE_OUT), row_tiles, 1);
-    config.blockDim = dim3(HEADS_THREADS, 1, 1);
-    config.dynamicSmemBytes = shared_bytes(n_blocks_k, args.block_tiles);
+    n_columns = a->n_heads * yard_ceil_div(a->n_out, args.block_tiles * HEADS_TILE_OUT);
+    /* weights are read once where blocks are many; otherwise rows are shared out too */
+    n_rows = yard_ceil_div(ENOUGH_BLOCKS, n_columns);
+    n_rows = n_rows < row_tiles ? n_rows : row_tiles;
+    config.gridDim = dim3(n_columns, n_rows, 1);
+    config.blockDim = dim3(S::THREADS, 1, 1);
+    config.dynamicSmemBytes = heads_layout<S>(n_blocks_k, args.block_tiles).total(n_blocks_k);
     config.stream = (cudaStream_t)stream;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    code = cudaLaunchKernelEx(&config, heads_e4m3_kernel, *w, args);
+    return cudaLaunchKernelEx(&config, heads_e4m3_kernel<S>, *w, args);
+}
+
+yard_status yard_cuda_heads_launch(const yard_tensor_map *w, const yard_heads_args *a, void *stream,
+                                   yard_error *err)
+{
+    cudaError_t code;
+
+    if (a->max_rows == 0)
+        return YARD_OK;
+    if (!a->x_aligned)
+        code = launch_shape<any_shape>(w, a, stream);
+    else if (a->max_rows <= few_shape::ROWS)
+        code = launch_shape<few_shape>(w, a, stream);
+    else if (a->n_in > a->n_out)
+        code = launch_shape<wide_in_shape>(w, a, stream);
+    else
+        code = launch_shape<wide_out_shape>(w, a, stream);
     if (code != cudaSuccess)
         return yard_fail(err, YARD_EDEVICE, "heads: launch: %s", cudaGetErrorString(code));
     return YARD_OK;

@@ -212,6 +212,7 @@ static yard_status run_heads(cuda_stream *s, const yard_head_linear_args *a, uin
     const yard_matrix *m = a->transposed ? &w->absorb : &w->all;
     const yard_heads_args args = {
         .n_rows = a->n_rows,
+        .max_rows = max_rows,
         .row_mask = a->row_mask,
         .n_heads = a->n_heads,
         .n_in = a->transposed ? a->head_rows : w->cols,
@@ -221,7 +222,7 @@ static yard_status run_heads(cuda_stream *s, const yard_head_linear_args *a, uin
         .x_step = a->x_head_stride,
         .y_step = a->y_head_stride,
         .x_aligned = a->x.dtype == YARD_BF16 && is_aligned(a->x.data, 16) && a->x.ld % 8 == 0 &&
-                     a->x_head_stride % 8 == 0,
+                     a->x_head_stride % 8 == 0 && (a->transposed ? a->head_rows : w->cols) % 8 == 0,
         .y_aligned = a->y.dtype == YARD_BF16 && is_aligned(a->y.data, 16) && a->y.ld % 8 == 0 &&
                      a->y_head_stride % 8 == 0 && (a->transposed ? w->cols : a->head_rows) % 8 == 0,
         .ue8m0 = a->ue8m0,
@@ -231,8 +232,7 @@ static yard_status run_heads(cuda_stream *s, const yard_head_linear_args *a, uin
         .w_scale_ld = m->scale_ld,
     };
 
-    return yard_cuda_heads_launch(a->transposed ? &w->absorb_map : &w->map, &args, max_rows,
-                                  s->stream, err);
+    return yard_cuda_heads_launch(a->transposed ? &w->absorb_map : &w->map, &args, s->stream, err);
 }
 
 static yard_status run_head_product(cuda_stream *s, const yard_head_linear_args *a,
