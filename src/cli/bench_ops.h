@@ -156,12 +156,12 @@ void yard_bench_ops_add_out(yard_bench_ops_set *set, yard_rows rows, uint32_t n_
 /* The number of rows, as operations read it. */
 int32_t *yard_bench_ops_take_count(yard_bench_ops_set *set, uint32_t n, bool host);
 
-/* set->batch and a cache for it. Absorbed: every token is the last one of its own sequence.
- * Otherwise one prompt. */
+/* set->batch and a cache for it. Tokens are the last ones of sequences, n_generated each, whose
+ * pages lie in random order; 0: all are one prompt. */
 void yard_bench_ops_place_batch(const yard_bench_ops_size *size, yard_bench_ops_set *set,
-                                bool absorbed, bool host);
+                                uint32_t n_generated, bool host);
 yard_kv_layer yard_bench_ops_place_cache(const yard_bench_ops_size *size, yard_bench_ops_set *set,
-                                         bool absorbed, bool fill);
+                                         uint32_t n_generated, bool fill);
 
 double yard_bench_ops_matrix_bytes(const yard_matrix *m);
 double yard_bench_ops_rows_bytes(yard_rows x, double n_rows, double n_cols);

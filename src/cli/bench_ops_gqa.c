@@ -72,7 +72,7 @@ static void place_append(const yard_bench_ops_case *c, const yard_bench_ops_size
     const float *inv_freq = yard_bench_ops_take(set, YARD_F32, m->rope_dims / 2, true);
 
     (void)c;
-    yard_bench_ops_place_batch(size, set, false, host);
+    yard_bench_ops_place_batch(size, set, 0, host);
     set->args.gqa_append = (yard_gqa_append_kv_args){
         .batch = &set->batch,
         .n_kv_heads = m->n_kv_heads,
@@ -80,7 +80,7 @@ static void place_append(const yard_bench_ops_case *c, const yard_bench_ops_size
         .rope = { .inv_freq = inv_freq, .n_dims = m->rope_dims, .layout = m->rope_layout },
         .k = yard_bench_ops_take_rows(set, YARD_F32, n, cols, true),
         .v = yard_bench_ops_take_rows(set, YARD_F32, n, cols, true),
-        .cache = yard_bench_ops_place_cache(size, set, false, false),
+        .cache = yard_bench_ops_place_cache(size, set, 0, false),
     };
     /* Pages are in order here, so the rows of the cache are those of the tokens. */
     yard_bench_ops_add_out(

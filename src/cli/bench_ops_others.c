@@ -28,16 +28,32 @@ static bool always(const yard_bench_ops_size *size)
 
 /* ---- attention over the latent cache --------------------------------------------------------- */
 
-static uint32_t cached_positions(const yard_bench_ops_size *size, bool absorbed)
+static uint32_t count_seqs(const yard_bench_ops_size *size, uint32_t n_generated)
 {
-    return absorbed ? size->context : size->n_tokens;
+    return n_generated ? yard_ceil_div(size->n_tokens, n_generated) : 1;
+}
+
+static uint32_t pages_a_seq(const yard_bench_ops_size *size, uint32_t n_generated)
+{
+    return yard_ceil_div(n_generated ? size->context : size->n_tokens, YARD_PAGE_TOKENS);
+}
+
+static void list_pages(int32_t *pages, uint32_t n, bool shuffled)
+{
+    uint64_t state = n;
+
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t j = shuffled ? yard_bench_ops_random(&state, i + 1) : i;
+        pages[i] = pages[j];
+        pages[j] = (int32_t)i;
+    }
 }
 
 void yard_bench_ops_place_batch(const yard_bench_ops_size *size, yard_bench_ops_set *set,
-                                bool absorbed, bool host)
+                                uint32_t n_generated, bool host)
 {
-    const uint32_t n = size->n_tokens, n_seqs = absorbed ? n : 1;
-    const uint32_t n_pages = yard_ceil_div(cached_positions(size, absorbed), YARD_PAGE_TOKENS);
+    const uint32_t n = size->n_tokens, n_seqs = count_seqs(size, n_generated);
+    const uint32_t n_pages = pages_a_seq(size, n_generated);
     int32_t *count = yard_bench_ops_take_count(set, n, host);
     int32_t *position = yard_bench_ops_take_ints(set, n), *seq = yard_bench_ops_take_ints(set, n);
     int32_t *pages = yard_bench_ops_take_ints(set, (size_t)n_seqs * n_pages);
@@ -53,19 +69,20 @@ void yard_bench_ops_place_batch(const yard_bench_ops_size *size, yard_bench_ops_
     if (!host)
         return;
     for (uint32_t i = 0; i < n; i++) {
-        position[i] = (int32_t)(absorbed ? size->context - 1 : i);
-        seq[i] = absorbed ? (int32_t)i : 0;
-        form[i] = absorbed;
+        /* as if every sequence had all its rows: an odd last one is as long as the others */
+        const uint32_t from_end = n_generated ? n_generated - i % n_generated : 0;
+        const uint32_t at = size->context > from_end ? size->context - from_end : 0;
+        position[i] = (int32_t)(n_generated ? at : i);
+        seq[i] = n_generated ? (int32_t)(i / n_generated) : 0;
+        form[i] = n_generated > 0;
     }
-    for (uint32_t i = 0; i < n_seqs * n_pages; i++)
-        pages[i] = (int32_t)i;
+    list_pages(pages, n_seqs * n_pages, n_generated > 0);
 }
 
 yard_kv_layer yard_bench_ops_place_cache(const yard_bench_ops_size *size, yard_bench_ops_set *set,
-                                         bool absorbed, bool fill)
+                                         uint32_t n_generated, bool fill)
 {
-    const uint32_t n_pages = yard_ceil_div(cached_positions(size, absorbed), YARD_PAGE_TOKENS) *
-                             (absorbed ? size->n_tokens : 1);
+    const uint32_t n_pages = pages_a_seq(size, n_generated) * count_seqs(size, n_generated);
     const uint32_t width = yard_model_kv_width(size->model, 1);
 
     return (yard_kv_layer){ .dtype = YARD_BF16,
@@ -81,8 +98,7 @@ static void place_decode(const yard_bench_ops_case *c, const yard_bench_ops_size
     const uint32_t n = size->n_tokens, head_dim = m->nope_dims + m->rope_dims;
     yard_mla_decode_args *a = &set->args.decode;
 
-    (void)c;
-    yard_bench_ops_place_batch(size, set, true, host);
+    yard_bench_ops_place_batch(size, set, c->id, host);
     *a = (yard_mla_decode_args){
         .batch = &set->batch,
         .n_heads = m->n_heads,
@@ -92,7 +108,7 @@ static void place_decode(const yard_bench_ops_case *c, const yard_bench_ops_size
         .q_latent = yard_bench_ops_take_rows(set, YARD_BF16, n, m->n_heads * m->kv_rank, true),
         .q = yard_bench_ops_take_rows(set, YARD_BF16, n, m->n_heads * head_dim, true),
         .head_dim = head_dim,
-        .cache = yard_bench_ops_place_cache(size, set, true, true),
+        .cache = yard_bench_ops_place_cache(size, set, c->id, true),
         .y = yard_bench_ops_take_rows(set, YARD_BF16, n, m->n_heads * m->kv_rank, false),
     };
     yard_bench_ops_add_out(set, a->y, n, m->n_heads * m->kv_rank, false);
@@ -119,12 +135,12 @@ static void count_decode(const yard_bench_ops_case *c, const yard_bench_ops_size
 {
     const yard_mla_decode_args *a = &host->args.decode;
     const double n = size->n_tokens, width = a->kv_rank + a->rope_dims;
+    const double n_seqs = count_seqs(size, c->id);
 
-    (void)c;
     *flops = 2 * n * a->n_heads * (double)size->context * (width + a->kv_rank);
-    *bytes = 2 * n * (size->context * width + a->n_heads * (width + a->kv_rank));
-    snprintf(shape, BENCH_OPS_SHAPE_BYTES, "%u heads x %u+%u, context %u", a->n_heads, a->kv_rank,
-             a->rope_dims, size->context);
+    *bytes = 2 * (n_seqs * size->context * width + n * a->n_heads * (width + a->kv_rank));
+    snprintf(shape, BENCH_OPS_SHAPE_BYTES, "%u heads x %u+%u, context %u, query %u", a->n_heads,
+             a->kv_rank, a->rope_dims, size->context, c->id);
 }
 
 static void place_prefill(const yard_bench_ops_case *c, const yard_bench_ops_size *size,
@@ -135,7 +151,7 @@ static void place_prefill(const yard_bench_ops_case *c, const yard_bench_ops_siz
     yard_mla_prefill_args *a = &set->args.prefill;
 
     (void)c;
-    yard_bench_ops_place_batch(size, set, false, host);
+    yard_bench_ops_place_batch(size, set, 0, host);
     *a = (yard_mla_prefill_args){
         .batch = &set->batch,
         .n_heads = m->n_heads,
@@ -149,7 +165,7 @@ static void place_prefill(const yard_bench_ops_case *c, const yard_bench_ops_siz
                                            m->n_heads * (m->nope_dims + m->v_dims), m->kv_rank,
                                            m->block_rows),
         .quantise = m->fp8,
-        .cache = yard_bench_ops_place_cache(size, set, false, true),
+        .cache = yard_bench_ops_place_cache(size, set, 0, true),
         .y = yard_bench_ops_take_rows(set, YARD_BF16, n, m->n_heads * m->v_dims, false),
     };
     yard_bench_ops_add_out(set, a->y, n, m->n_heads * m->v_dims, false);
@@ -158,6 +174,17 @@ static void place_prefill(const yard_bench_ops_case *c, const yard_bench_ops_siz
 static void run_prefill(const yard_ops *ops, yard_stream s, const yard_bench_ops_set *set)
 {
     ops->mla_prefill(s, &set->args.prefill);
+}
+
+static yard_status prepare_prefill(const yard_ops *ops, yard_stream s,
+                                   const yard_bench_ops_set *host, yard_bench_ops_set *set,
+                                   yard_error *err)
+{
+    const yard_prepare_args a = { .parts = &host->args.prefill.kv_b,
+                                  .n_matrices = 1,
+                                  .n_parts = 1 };
+
+    return ops->prepare(&set->prepared, &set->args.prefill.kv_b, s, &a, err);
 }
 
 static void shrink_prefill(yard_bench_ops_set *set)
@@ -496,7 +523,7 @@ static void place_append(const yard_bench_ops_case *c, const yard_bench_ops_size
     yard_rope_append_kv_args *a = &set->args.append;
 
     (void)c;
-    yard_bench_ops_place_batch(size, set, false, host);
+    yard_bench_ops_place_batch(size, set, 0, host);
     *a = (yard_rope_append_kv_args){
         .batch = &set->batch,
         .kv_rank = m->kv_rank,
@@ -505,7 +532,7 @@ static void place_append(const yard_bench_ops_case *c, const yard_bench_ops_size
         .norm_weight = yard_bench_ops_take(set, YARD_BF16, m->kv_rank, true),
         .eps = 1e-6f,
         .rope = place_rope(size, set),
-        .cache = yard_bench_ops_place_cache(size, set, false, false),
+        .cache = yard_bench_ops_place_cache(size, set, 0, false),
     };
     yard_bench_ops_add_out(set, (yard_rows){ YARD_BF16, width, a->cache.data, NULL }, n, width,
                            false);
@@ -537,7 +564,7 @@ static void place_rope_q(const yard_bench_ops_case *c, const yard_bench_ops_size
     yard_rope_q_args *a = &set->args.rope_q;
 
     (void)c;
-    yard_bench_ops_place_batch(size, set, false, host);
+    yard_bench_ops_place_batch(size, set, 0, host);
     *a = (yard_rope_q_args){
         .batch = &set->batch,
         .n_heads = m->n_heads,
@@ -611,8 +638,12 @@ static void count_residual(const yard_bench_ops_case *c, const yard_bench_ops_si
 const yard_bench_ops_case *yard_bench_ops_others(uint32_t *n)
 {
     static const yard_bench_ops_case list[] = {
-        CASE("mla_decode", has_latent, decode, shrink_decode, YARD_BF16),
-        CASE("mla_prefill", has_latent, prefill, shrink_prefill, YARD_BF16),
+        { "mla_decode", "query1", has_latent, place_decode, run_decode, NULL, shrink_decode,
+          count_decode, YARD_BF16, 1 },
+        { "mla_decode", "query2", has_latent, place_decode, run_decode, NULL, shrink_decode,
+          count_decode, YARD_BF16, 2 },
+        { "mla_prefill", "", has_latent, place_prefill, run_prefill, prepare_prefill,
+          shrink_prefill, count_prefill, YARD_BF16, 0 },
         CASE("moe_route", has_experts, route, shrink_nothing, YARD_F32),
         CASE("moe_scatter", has_experts, scatter, shrink_nothing, YARD_F32),
         CASE("moe_gather", has_experts, gather, shrink_nothing, YARD_F32),
