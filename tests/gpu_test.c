@@ -45,11 +45,18 @@ static const struct {
     const char *name;
     void (*run)(gpu_test *t);
 } tests[] = {
-    { "quantise", gpu_test_quantise }, { "linear", gpu_test_linear },
-    { "grouped", gpu_test_grouped },   { "heads", gpu_test_heads },
-    { "rows", gpu_test_rows },         { "rope", gpu_test_rope },
-    { "route", gpu_test_route },       { "moe", gpu_test_moe },
+    { "quantise", gpu_test_quantise },
+    { "linear", gpu_test_linear },
+    { "grouped", gpu_test_grouped },
+    { "heads", gpu_test_heads },
+    { "rows", gpu_test_rows },
+    { "rope", gpu_test_rope },
+    { "route", gpu_test_route },
+    { "moe", gpu_test_moe },
     { "sample", gpu_test_sample },
+    { "mla_decode", gpu_test_mla_decode },
+    { "mla_prefill", gpu_test_mla_prefill },
+    { "gqa", gpu_test_gqa },
 };
 
 /* Without names on the command line, all. */

@@ -33,5 +33,8 @@ void gpu_test_rope(gpu_test *t);
 void gpu_test_route(gpu_test *t);
 void gpu_test_moe(gpu_test *t);
 void gpu_test_sample(gpu_test *t);
+void gpu_test_mla_decode(gpu_test *t);
+void gpu_test_mla_prefill(gpu_test *t);
+void gpu_test_gqa(gpu_test *t);
 
 #endif

@@ -68,8 +68,9 @@ typedef struct yard_kv_layer {
     void *data; /* [n_pages, 64, width] */
 } yard_kv_layer;
 
-/* The rows of one step. All arrays are device buffers filled before the step. Rows of one
- * sequence are consecutive, at ascending positions. */
+/* The rows of one step. All arrays are device buffers filled by upload before the step: attention
+ * looks at them while the operations ahead of it still run, so no operation writes them. Rows of
+ * one sequence are consecutive, at ascending positions. */
 typedef struct yard_batch {
     const int32_t *n_tokens;   /* [1] rows in use */
     const int32_t *token;      /* [n_tokens] ids */

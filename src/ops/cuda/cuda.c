@@ -32,6 +32,7 @@ static void close_stream(yard_stream stream)
         return;
     cudaFree(s->partial);
     cudaFree(s->arrivals);
+    yard_cuda_attention_close(s);
     if (s->stream)
         cudaStreamDestroy(s->stream);
     free(s->rows);
@@ -71,8 +72,7 @@ static const size_t arrivals_bytes = GEMM_MAX_ARRIVALS * sizeof(uint32_t);
 
 static size_t workspace_bytes(const yard_ops_config *config)
 {
-    (void)config;
-    return partial_bytes + arrivals_bytes;
+    return partial_bytes + arrivals_bytes + yard_cuda_attention_bytes(&config->limits);
 }
 
 static yard_status open_workspace(cuda_stream *s, yard_error *err)
@@ -119,6 +119,8 @@ static yard_status open_stream(yard_stream *out, const yard_ops_config *config, 
         st = yard_cuda_moe_open(err);
     if (st == YARD_OK)
         st = yard_cuda_sample_open(err);
+    if (st == YARD_OK)
+        st = yard_cuda_attention_open(s, err);
     if (st == YARD_OK)
         st = cuda_fail(err, cudaDeviceSynchronize(), "start");
     if (st != YARD_OK) {
@@ -305,4 +307,7 @@ const yard_ops yard_ops_cuda = {
     .quantise = yard_cuda_quantise,
     .select_rows = yard_cuda_select_rows,
     .sample = yard_cuda_sample,
+    .mla_decode = yard_cuda_mla_decode,
+    .mla_prefill = yard_cuda_mla_prefill,
+    .gqa_attend = yard_cuda_gqa_attend,
 };

@@ -4,6 +4,8 @@
 #define YARD_OPS_CUDA_CUDA_H
 
 #include "ops/cuda/gemm.h"
+#include "ops/cuda/mla_decode.h"
+#include "ops/cuda/mla_prefill.h"
 #include "ops/ops.h"
 
 enum { CUDA_VARIANTS = 6 };
@@ -38,7 +40,9 @@ typedef struct cuda_stream {
     uint32_t n_thread_blocks[CUDA_VARIANTS]; /* of each variant that run at once */
     float *partial;                          /* see yard_gemm_args */
     uint32_t *arrivals;
-    yard_error error; /* the first one */
+    yard_mla_workspace mla;         /* items NULL: the limits have no such heads */
+    yard_prefill_workspace prefill; /* states NULL: the same */
+    yard_error error;               /* the first one */
     char description[160];
 } cuda_stream;
 
@@ -83,6 +87,12 @@ yard_status yard_cuda_encode_map(yard_tensor_map *out, const void *data, uint32_
                                  uint64_t n_rows, uint64_t n_cols, uint64_t ld_bytes,
                                  uint32_t box_rows, yard_error *err);
 
+/* A map of bf16 rows as chunks of 64 columns, in boxes of box_chunks chunks by box_rows rows: each
+ * chunk of a box lies in one piece, rows of 128 bytes, swizzled. */
+yard_status yard_cuda_encode_chunks(yard_tensor_map *out, const void *data, uint64_t n_rows,
+                                    uint32_t n_chunks, uint64_t ld_bytes, uint32_t box_rows,
+                                    uint32_t box_chunks, yard_error *err);
+
 /* products.c; see ops.h. */
 void yard_cuda_linear(yard_stream s, const yard_linear_args *a);
 void yard_cuda_grouped_linear(yard_stream s, const yard_grouped_linear_args *a);
@@ -103,5 +113,15 @@ void yard_cuda_residual_add(yard_stream s, const yard_residual_add_args *a);
 void yard_cuda_quantise(yard_stream s, const yard_quantise_args *a);
 void yard_cuda_select_rows(yard_stream s, const yard_select_rows_args *a);
 void yard_cuda_sample(yard_stream s, const yard_sample_args *a);
+
+/* attention.c; see ops.h. */
+void yard_cuda_mla_decode(yard_stream s, const yard_mla_decode_args *a);
+void yard_cuda_mla_prefill(yard_stream s, const yard_mla_prefill_args *a);
+void yard_cuda_gqa_attend(yard_stream s, const yard_gqa_attend_args *a);
+/* The stream's memory for them, none for limits without attention. Errors: YARD_ENOMEM,
+ * YARD_EDEVICE. */
+size_t yard_cuda_attention_bytes(const yard_ops_limits *limits);
+yard_status yard_cuda_attention_open(cuda_stream *s, yard_error *err);
+void yard_cuda_attention_close(cuda_stream *s);
 
 #endif

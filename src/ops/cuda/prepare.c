@@ -16,33 +16,53 @@ typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, vo
                               const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
+static yard_status encode(yard_tensor_map *out, const void *data, uint32_t element_bytes,
+                          uint32_t n_dims, const cuuint64_t *dims, const cuuint64_t *strides,
+                          const cuuint32_t *box, yard_error *err)
+{
+    const cuuint32_t steps[3] = { 1, 1, 1 };
+    void *fn = NULL;
+    enum cudaDriverEntryPointQueryResult found;
+    CUresult code;
+
+    /* the driver's library is not linked: programs start where there is none */
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000, cudaEnableDefault,
+                                         &found) != cudaSuccess ||
+        found != cudaDriverEntryPointSuccess)
+        return yard_fail(err, YARD_EDEVICE, "cuda: the driver has no cuTensorMapEncodeTiled");
+    code = ((encode_fn)fn)((CUtensorMap *)out,
+                           element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                              : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                           n_dims, (void *)data, dims, strides, box, steps,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (code != CUDA_SUCCESS)
+        return yard_fail(err, YARD_EDEVICE,
+                         "cuda: tensor map of %llu rows, %llu columns, %llu bytes a row: error %d",
+                         (unsigned long long)dims[1], (unsigned long long)dims[0],
+                         (unsigned long long)strides[0], (int)code);
+    return YARD_OK;
+}
+
 yard_status yard_cuda_encode_map(yard_tensor_map *out, const void *data, uint32_t element_bytes,
                                  uint64_t n_rows, uint64_t n_cols, uint64_t ld_bytes,
                                  uint32_t box_rows, yard_error *err)
 {
     const cuuint64_t dims[2] = { n_cols, n_rows ? n_rows : 1 }, strides[1] = { ld_bytes };
-    const cuuint32_t box[2] = { GEMM_BLOCK_BYTES / element_bytes, box_rows }, steps[2] = { 1, 1 };
-    void *encode = NULL;
-    enum cudaDriverEntryPointQueryResult found;
-    CUresult code;
+    const cuuint32_t box[2] = { GEMM_BLOCK_BYTES / element_bytes, box_rows };
 
-    /* the driver's library is not linked: programs start where there is none */
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000,
-                                         cudaEnableDefault, &found) != cudaSuccess ||
-        found != cudaDriverEntryPointSuccess)
-        return yard_fail(err, YARD_EDEVICE, "cuda: the driver has no cuTensorMapEncodeTiled");
-    code = ((encode_fn)encode)(
-        (CUtensorMap *)out,
-        element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
-        (void *)data, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (code != CUDA_SUCCESS)
-        return yard_fail(err, YARD_EDEVICE,
-                         "cuda: tensor map of %llu rows, %llu columns, %llu bytes a row: error %d",
-                         (unsigned long long)n_rows, (unsigned long long)n_cols,
-                         (unsigned long long)ld_bytes, (int)code);
-    return YARD_OK;
+    return encode(out, data, element_bytes, 2, dims, strides, box, err);
+}
+
+yard_status yard_cuda_encode_chunks(yard_tensor_map *out, const void *data, uint64_t n_rows,
+                                    uint32_t n_chunks, uint64_t ld_bytes, uint32_t box_rows,
+                                    uint32_t box_chunks, yard_error *err)
+{
+    const cuuint64_t dims[3] = { GEMM_BLOCK_BYTES / 2, n_rows, n_chunks };
+    const cuuint64_t strides[2] = { ld_bytes, GEMM_BLOCK_BYTES };
+    const cuuint32_t box[3] = { GEMM_BLOCK_BYTES / 2, box_rows, box_chunks };
+
+    return encode(out, data, 2, 3, dims, strides, box, err);
 }
 
 /* ---- shapes ---------------------------------------------------------------------------------- */

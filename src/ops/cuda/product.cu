@@ -1,6 +1,6 @@
 #include "ops/cuda/product.h"
 
-#include "ops/cuda/quantise.cuh"
+#include "ops/cuda/values.cuh"
 
 /* A block computes 64 rows by 64 columns; both operands lie in shared memory as f32, 128 of K at a
  * time, one float of padding a row against bank conflicts. */
@@ -13,16 +13,6 @@ enum {
     SHARED_BYTES = 2 * TILE * PITCH * sizeof(float),
     MAX_ROW_BLOCKS = 64 /* of the grid; the rest is a loop */
 };
-
-static __device__ float w_value(const yard_matrix *w, size_t row, uint32_t col)
-{
-    const float value = plain_value(w->dtype, w->data, row * w->ld + col);
-
-    if (w->dtype != YARD_FP8_E4M3)
-        return value;
-    return value *
-           w->scale[(w->row0 + row) / w->block_rows * w->scale_ld + (w->col0 + col) / YARD_GROUP];
-}
 
 /* x[row of the tile, k0 ..] to shared memory; four threads a row. */
 static __device__ void load_x(const yard_product_args &a, uint32_t group, int first, int n_rows,
@@ -78,15 +68,6 @@ static __device__ void load_w(const yard_product_args &a, uint32_t group, uint32
     }
 }
 
-static __device__ void store(const yard_product_args &a, size_t row, uint32_t col, float value)
-{
-    if (a.y.dtype == YARD_F32)
-        ((float *)a.y.data)[row * a.y.ld + col] = value;
-    else
-        ((uint16_t *)a.y.data)[row * a.y.ld + col] =
-            (uint16_t)(__float_as_uint(bf16_round(value)) >> 16);
-}
-
 static __device__ void product_tile(const yard_product_args &a, uint32_t group, int first,
                                     int n_rows, float *shared)
 {
@@ -113,7 +94,9 @@ static __device__ void product_tile(const yard_product_args &a, uint32_t group, 
             continue;
         for (int j = 0; j < EACH; j++)
             if (out0 + col + 16 * j < a.n_out)
-                store(a, (size_t)first + at, group * a.y_step + out0 + col + 16 * j, sum[i][j]);
+                store_value(a.y.dtype, a.y.data,
+                            ((size_t)first + at) * a.y.ld + group * a.y_step + out0 + col + 16 * j,
+                            sum[i][j]);
     }
 }
 

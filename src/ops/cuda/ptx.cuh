@@ -115,6 +115,31 @@ static __device__ __forceinline__ void tma_load_hint(uint32_t to, const void *ma
                  : "memory");
 }
 
+/* Box (0, row, chunk) of a map of three dimensions. */
+static __device__ __forceinline__ void tma_load_3d(uint32_t to, const void *map, uint32_t col,
+                                                   uint32_t row, uint32_t chunk, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+                 "l"(map), "r"(bar), "r"(col), "r"(row), "r"(chunk)
+                 : "memory");
+}
+
+/* The same box to L2 only. */
+static __device__ __forceinline__ void tma_prefetch_3d(const void *map, uint32_t col, uint32_t row,
+                                                       uint32_t chunk)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map),
+                 "r"(col), "r"(row), "r"(chunk)
+                 : "memory");
+}
+
+/* The map itself, which the first copy would wait for. */
+static __device__ __forceinline__ void prefetch_map(const void *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 /* To the same place of every block of the cluster in mask; completes on each one's bar. */
 static __device__ __forceinline__ void tma_load_multicast(uint32_t to, const void *map,
                                                           uint32_t col, uint32_t row, uint32_t bar,

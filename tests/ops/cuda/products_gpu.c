@@ -8,8 +8,12 @@ enum { POISON = 0xff };
 
 bool bed_open(bed *b, gpu_test *t, const char *variant)
 {
-    const yard_ops_config config = { .variant = variant,
-                                     .limits = { .max_tokens = 1024, .max_rows = 8192 } };
+    return bed_open_for(b, t, variant, &(yard_ops_limits){ .max_tokens = 1024, .max_rows = 8192 });
+}
+
+bool bed_open_for(bed *b, gpu_test *t, const char *variant, const yard_ops_limits *limits)
+{
+    const yard_ops_config config = { .variant = variant, .limits = *limits };
     yard_error err = { 0 };
 
     *b = (bed){ .t = t, .ops = yard_ops_find("cuda"), .variant = variant ? variant : "fast" };

@@ -15,6 +15,7 @@ typedef struct bed {
 } bed;
 
 bool bed_open(bed *b, gpu_test *t, const char *variant);
+bool bed_open_for(bed *b, gpu_test *t, const char *variant, const yard_ops_limits *limits);
 void bed_close(bed *b);
 
 /* Memory on both sides, filled with a pattern that valid data never has (NaN in every dtype). */

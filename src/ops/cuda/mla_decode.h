@@ -1,0 +1,64 @@
+/* MLA decode on tensor cores: absorbed attention over the paged latent cache of DeepSeek models,
+ * bf16, rank 512 and 64 rotated dimensions. Plain C. */
+#ifndef YARD_OPS_CUDA_MLA_DECODE_H
+#define YARD_OPS_CUDA_MLA_DECODE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "ops/cuda/gemm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    MLA_RANK = 512,
+    MLA_ROPE = 64,
+    MLA_WIDTH = MLA_RANK + MLA_ROPE,
+    MLA_ROWS = 64,      /* query rows (heads of some tokens) of a thread block */
+    MLA_MAX_CHAIN = 4,  /* tokens of a sequence that read the cache together */
+    MLA_MAX_SPLITS = 8, /* of a row in the deterministic table */
+    MLA_ROOMS = 2048,   /* partial results kept at once: [64, 512] bf16 and 64 f32 */
+    MLA_MAX_BLOCKS = 160,
+    MLA_ITEM_BYTES = 16,
+    MLA_SPLIT_BYTES = 16,
+    MLA_ROOM_BYTES = MLA_ROWS * MLA_RANK * 2
+};
+
+/* A stream's memory for the kernels. Plans are made before the kernels ahead are done, so a launch
+ * must not write where the one before still reads: there are two of each, taken by turns. */
+typedef struct yard_mla_workspace {
+    void *items;   /* [2, MLA_MAX_BLOCKS, max_items] MLA_ITEM_BYTES: what each block does */
+    void *splits;  /* [2, 1 + max_rows] MLA_SPLIT_BYTES: where a row's parts lie */
+    void *partial; /* [MLA_ROOMS] MLA_ROOM_BYTES */
+    float *lse;    /* [MLA_ROOMS, 64] log2 of sums of exponentials */
+    uint32_t n_thread_blocks, max_items, max_rows;
+    uint32_t turn;
+} yard_mla_workspace;
+
+typedef struct yard_mla_decode_task {
+    yard_batch batch;
+    uint32_t n_heads, head_dim;
+    float scale_log2;         /* softmax_scale * log2(e) */
+    yard_rows q_latent, q, y; /* bf16, whole 16-byte pieces a head */
+    bool deterministic;
+    uint32_t first_row, end_row; /* of this pass; set by the launch */
+    yard_mla_workspace space;
+} yard_mla_decode_task;
+
+/* How many thread blocks run at once; raises the shared memory limit. Errors of both: YARD_EDEVICE.
+ */
+yard_status yard_cuda_mla_decode_open(uint32_t *n_thread_blocks, yard_error *err);
+/* cache: a map of boxes of [3 chunks of 64 columns, 64 rows]. space is the stream's; t's is not
+ * read. */
+yard_status yard_cuda_mla_decode_launch(const yard_tensor_map *cache, const yard_mla_decode_task *t,
+                                        yard_mla_workspace *space, void *stream, yard_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
