@@ -233,6 +233,7 @@ static yard_status place_sets(ops_bench *b, run *r, yard_error *err)
         set->arena.size_bytes = r->set_bytes;
         r->c->place(r->c, &r->size, set, false);
         b->device->upload(set->arena.base, r->host.arena.base, r->set_bytes);
+        set->batch = r->sets[0].batch; /* as the layers of a step */
         if (r->c->prepare && !b->device->in_place)
             st = r->c->prepare(r->ops, r->stream, &r->host, set, err);
     }

@@ -289,6 +289,13 @@ void yard_cuda_mla_prefill(yard_stream stream, const yard_mla_prefill_args *a)
 
 /* ---- grouped-query attention ----------------------------------------------------------------- */
 
+static bool gqa_fits(const yard_gqa_attend_args *a)
+{
+    return (a->head_dim == 64 || a->head_dim == 128) && a->n_heads / a->n_kv_heads <= 16 &&
+           a->cache.dtype == YARD_BF16 && (uintptr_t)a->cache.data % 16 == 0 &&
+           a->cache.width % 8 == 0 && in_pieces(&a->q) && in_pieces(&a->y);
+}
+
 void yard_cuda_gqa_attend(yard_stream stream, const yard_gqa_attend_args *a)
 {
     cuda_stream *s = cuda_of(stream);
@@ -310,7 +317,9 @@ void yard_cuda_gqa_attend(yard_stream stream, const yard_gqa_attend_args *a)
         .y = a->y,
     };
 
-    if (st == YARD_OK)
+    if (st == YARD_OK && gqa_fits(a))
+        yard_cuda_gqa_launch(&args, s->limits.max_tokens, s->stream, &err);
+    else if (st == YARD_OK)
         yard_cuda_attend_launch(&args, s->limits.max_tokens, s->stream, &err);
     yard_cuda_set_error(s, &err);
 }

@@ -46,6 +46,11 @@ typedef struct yard_attend_args {
 yard_status yard_cuda_attend_launch(const yard_attend_args *a, uint32_t max_rows, void *stream,
                                     yard_error *err);
 
+/* gqa.cu: bf16 in whole pieces of 16 bytes, heads of 64 or 128 alike (value_first elements from
+ * their keys), up to 16 to a kv head; all rows. */
+yard_status yard_cuda_gqa_launch(const yard_attend_args *a, uint32_t max_rows, void *stream,
+                                 yard_error *err);
+
 /* mla_prefill for any shape: every block expands the pages that its eight rows see. w: the device's
  * matrix. */
 yard_status yard_cuda_attend_expanded_launch(const yard_mla_prefill_args *a, uint32_t max_rows,

@@ -28,7 +28,6 @@ enum {
     SCORE_REGISTERS = 184,
     VALUE_REGISTERS = 160, /* the assembler wants that many for 256 columns */
     VALUE_WARPS = 8,
-    SHARED_ITEMS = 2, /* the first items; the rest is read from memory */
 
     ROPE_AT = STAGES * TILE_BYTES,   /* rotated queries, as a chunk */
     STEP_AT = ROPE_AT + CHUNK_BYTES, /* queries of step 31, without swizzle */
@@ -262,6 +261,8 @@ static __device__ __forceinline__ void compute_scores(const yard_mla_decode_task
                              ((lane / 16) ^ (matrix_row % 8)) * 16;
     uint32_t tiles = 0, stage = 0, phase = 0; /* tiles: so far, over all items */
 
+    uint32_t q[4 * REGISTER_STEPS], loaded = 0xffffffffu; /* of which rows */
+
     wait_previous_kernel();
     allow_next_kernel(); /* later than the wait: see yard_mla_workspace */
     for (uint32_t i = 0; i < b.n_items; i++) {
@@ -272,10 +273,11 @@ static __device__ __forceinline__ void compute_scores(const yard_mla_decode_task
         int n0 = seen_by(t, first, n, b.lane * MLA_ROWS + row) - start - (int)(lane % 4 * 2);
         int n1 = seen_by(t, first, n, b.lane * MLA_ROWS + row + 8) - start - (int)(lane % 4 * 2);
         row_state s0 = { lowest_log2, 0.0f }, s1 = { lowest_log2, 0.0f };
-        uint32_t q[4 * REGISTER_STEPS];
         float d[32];
 
-        load_queries(t, m, item, b.lane * MLA_ROWS, q);
+        if (item.row_and_count != loaded) /* parts of one row come one after another */
+            load_queries(t, m, item, b.lane * MLA_ROWS, q);
+        loaded = item.row_and_count;
         prefetch_queries(t, m, b, i + 1);
         for (bool is_first = true;; is_first = false) {
             issue_scores(m, d, q, stage, phase);
@@ -449,12 +451,10 @@ static __global__ void __launch_bounds__(PLAN_THREADS, 1)
     }
     /* The batch was there before the step, so the plan need not wait for the kernels ahead. Its
      * memory is the first tile's later. */
-    b.n_items = make_plan(t, *(plan_shared *)raw, p, list);
+    b.n_items = make_plan(t, *(plan_shared *)raw, p, (mla_item *)(raw + ITEMS_AT), list);
     b.list = list;
     b.lane = p.lane;
     b.lanes = p.lanes;
-    if (threadIdx.x < SHARED_ITEMS && threadIdx.x < b.n_items)
-        ((mla_item *)(raw + ITEMS_AT))[threadIdx.x] = list[threadIdx.x];
     fence_async_shared(); /* the plan is read before the copy engine writes over it */
     __syncthreads();      /* barriers and first items are there */
     if (warpgroup == 0) {
@@ -553,18 +553,18 @@ static __global__ void __launch_bounds__(JOIN_THREADS, 3)
 
     wait_previous_kernel();
     allow_next_kernel();
-    if (!splits_of(t)[-1].n)
-        return;
-    const uint32_t end = min((uint32_t)*t.batch.n_tokens, t.end_row), units = t.n_heads * QUARTERS;
-    const uint64_t n = end > t.first_row ? (uint64_t)(end - t.first_row) * units : 0;
-    for (uint64_t i = blockIdx.x * (JOIN_THREADS / 32) + warp; i < n;
+    const uint32_t end = splits_of(t)[-1].first, units = t.n_heads * QUARTERS;
+    for (uint32_t i = blockIdx.x * (JOIN_THREADS / 32) + warp;;
          i += gridDim.x * (JOIN_THREADS / 32)) {
-        const uint32_t row = t.first_row + (uint32_t)(i / units), unit = (uint32_t)(i % units);
+        const uint32_t row = t.first_row + i / units, unit = i % units;
         const uint32_t head = unit / QUARTERS, quarter = unit % QUARTERS;
-        const bool absorbed = t.batch.absorbed[row];
+        if (row >= t.end_row)
+            return;
         join_place p;
-        p.s = splits_of(t)[row];
-        if (!absorbed || p.s.n < 2)
+        p.s = splits_of(t)[row]; /* with `end`, one trip to memory */
+        if (row >= end)
+            return;
+        if (p.s.n < 2)
             continue;
         p.lane = (p.s.offset * t.n_heads + head) / MLA_ROWS;
         p.row = (p.s.offset * t.n_heads + head) % MLA_ROWS;

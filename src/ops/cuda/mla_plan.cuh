@@ -15,7 +15,8 @@
 enum {
     PLAN_THREADS = 384,
     PLAN_WARPS = PLAN_THREADS / 32,
-    ITEM_TILES = 3 /* what the start and the end of an item cost, in tiles; and least of a cut */
+    ITEM_TILES = 3,  /* what the start and the end of an item cost, in tiles; and least of a cut */
+    SHARED_ITEMS = 2 /* the first items of a block; the rest lies in memory */
 };
 
 /* Tiles [first_tile, end_tile) of n_rows rows from `row` on. slot: where the partial result goes;
@@ -29,7 +30,7 @@ struct mla_item {
 /* Parts of a row: slots first, second, second + step, .. */
 struct mla_splits {
     uint32_t first, second, step;
-    uint16_t n;     /* < 2: nothing to combine */
+    uint16_t n;     /* < 2: nothing to combine, or no row of ours */
     uint8_t offset; /* of the row in its piece */
     uint8_t lanes;
 };
@@ -228,7 +229,7 @@ static __device__ mla_item item_of(const yard_mla_decode_task &t, const plan &p,
     return item;
 }
 
-/* [max_tokens]; the place before it says whether there are any. */
+/* [max_rows]; the place before it has the end of the rows that may have parts. */
 static __device__ mla_splits *splits_of(const yard_mla_decode_task &t)
 {
     return (mla_splits *)t.space.splits + 1;
@@ -261,17 +262,17 @@ static __device__ void describe_splits(const yard_mla_decode_task &t, const plan
     }
 }
 
-/* Returns the number of this block's items; writes them to its list. All threads; ends with a
- * barrier. */
+/* Returns the number of this block's items; writes the first to shared memory, and the rest to its
+ * list. All threads; ends with a barrier. */
 static __device__ uint32_t make_plan(const yard_mla_decode_task &t, plan_shared &m, plan &p,
-                                     mla_item *list)
+                                     mla_item *first_items, mla_item *list)
 {
     uint32_t n_pieces = 0;
     uint64_t carry = 0;
     bool even = false;
 
     if (blockIdx.x == 0 && threadIdx.x == 0)
-        splits_of(t)[-1].n = 0;
+        splits_of(t)[-1].first = 0;
     p.first = t.first_row;
     p.end = min((uint32_t)*t.batch.n_tokens, t.end_row);
     p.chain = 1;
@@ -298,7 +299,7 @@ static __device__ uint32_t make_plan(const yard_mla_decode_task &t, plan_shared 
         p.stretch = p.whole ? whole : p.stretch;
     }
     if (blockIdx.x == 0 && threadIdx.x == 0)
-        splits_of(t)[-1].n = !p.whole;
+        splits_of(t)[-1].first = p.whole ? 0 : p.end;
     p.snap = 1 + p.stretch / 16;
     for (uint32_t from = p.first; from < p.end; from += PLAN_THREADS) {
         const uint32_t row = from + threadIdx.x;
@@ -317,12 +318,16 @@ static __device__ uint32_t make_plan(const yard_mla_decode_task &t, plan_shared 
         if (s.n)
             atomicMin(&m.first_ordinal, ordinal);
         __syncthreads(); /* the first one is known before the others find their places */
-        for (uint32_t i = 0; i < s.n; i++)
-            list[ordinal - m.first_ordinal + i] = item_of(t, p, r, s, row, i);
+        for (uint32_t i = 0; i < s.n; i++) {
+            const uint32_t place = ordinal - m.first_ordinal + i;
+            (place < SHARED_ITEMS ? first_items : list)[place] = item_of(t, p, r, s, row, i);
+        }
         if (s.n)
             atomicAdd(&m.n_items, s.n);
         if (p.lane == 0 && s.n && s.from == 0 && s.first_cut == 0)
             describe_splits(t, p, r, at, row);
+        if (blockIdx.x == 0 && !r.absorbed && row < p.end)
+            splits_of(t)[row].n = 0;
     }
     __syncthreads(); /* the list and its length are complete */
     return m.n_items;

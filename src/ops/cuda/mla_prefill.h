@@ -23,7 +23,7 @@ enum {
     PREFILL_OUT = PREFILL_NOPE + PREFILL_V, /* rows of kv_b a head */
     PREFILL_RANGE = 4096,                   /* positions expanded at once */
     PREFILL_MAX_CLUSTERS = 132,
-    PREFILL_CLUSTER = 4 /* thread blocks that share the keys and values of a head */
+    PREFILL_CLUSTER = 2 /* thread blocks that share the keys and values of a head */
 };
 
 /* A stream's memory: keys and values of one range of one head for every cluster, and the running
