@@ -208,16 +208,31 @@ static void write_commands(const yard_serve_options *o, const char *socket, yard
     yard_words_add(front, o->model);
 }
 
+/* A folder that only this user may enter. XDG_RUNTIME_DIR is another's after su: then /tmp. */
+static yard_status make_dir(char *out, size_t n_out, yard_error *err)
+{
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+
+    if (runtime && runtime[0] && strlen(runtime) < 64) {
+        snprintf(out, n_out, "%s/switchyard-XXXXXX", runtime);
+        if (mkdtemp(out))
+            return YARD_OK;
+    }
+    snprintf(out, n_out, "%s/switchyard-XXXXXX", P_tmpdir);
+    if (!mkdtemp(out))
+        return yard_fail(err, YARD_EIO, "%s: cannot make a folder for the engine's socket: %s",
+                         P_tmpdir, strerror(errno));
+    return YARD_OK;
+}
+
 static yard_status run_both(const yard_serve_options *o, yard_error *err)
 {
-    const char *tmp = getenv("XDG_RUNTIME_DIR");
     yard_words engine = { 0 }, front = { 0 };
     char dir[96], socket[112];
     yard_status st;
 
-    snprintf(dir, sizeof(dir), "%s/switchyard-XXXXXX", tmp && strlen(tmp) < 64 ? tmp : P_tmpdir);
-    if (!mkdtemp(dir))
-        return yard_fail(err, YARD_EIO, "%s: %s", dir, strerror(errno));
+    if ((st = make_dir(dir, sizeof(dir), err)) != YARD_OK)
+        return st;
     snprintf(socket, sizeof(socket), "%s/engine", dir);
     write_commands(o, socket, &engine, &front);
     st = yard_supervise(&(yard_supervise_config){ .engine = engine.word,

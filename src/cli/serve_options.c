@@ -232,6 +232,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         state->child_inputs[1] = &p->pod;
         return 0;
     }
+    if (key == ARGP_KEY_END && p->o->engines.n_words > 0 && p->o->for_engine.n_words > 0)
+        argp_error(state,
+                   "%s: want it given to 'switchyard engine', got it with --engines, "
+                   "which starts none",
+                   p->o->for_engine.word[0]);
     code = parse_value(key, arg, state);
     for (const struct argp_option *o = option_list; code == 0 && o->name; o++)
         if (o->key == key && key != KEY_HOST && key != KEY_PORT && key != KEY_LISTEN_FD)

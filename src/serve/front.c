@@ -7,7 +7,7 @@
 
 #include "serve/front_impl.h"
 
-enum { MAX_ENGINES = 1024 };
+enum { MAX_ENGINES = 1024, MISS_US = 3000000 };
 
 /* ---- the model --------------------------------------------------------------------------------
  */
@@ -231,6 +231,7 @@ static void take_event(yard_front *front, uint64_t now_us, yard_front_pod *pod,
     const uint32_t at = first_instance(front, pod) + e->instance;
 
     if (e->kind == YARD_LINK_UP) {
+        pod->was_told = true;
         pod_up(front, now_us, pod, &e->pod);
         return;
     }
@@ -277,6 +278,20 @@ uint32_t yard_front_fds(const yard_front *front, int *fds)
     return 1 + front->n_pods;
 }
 
+/* Names the engines that have not answered since the start, once: an address may be wrong. */
+static void look_for_missing(yard_front *front, uint64_t now_us)
+{
+    if (front->miss_us == 0)
+        front->miss_us = now_us + MISS_US;
+    if (now_us < front->miss_us)
+        return;
+    front->miss_us = UINT64_MAX;
+    for (uint32_t i = 0; i < front->n_pods; i++)
+        if (!front->pods[i].was_told)
+            yard_warn(&front->config.notify, "engine %s does not answer; trying on",
+                      front->pods[i].address);
+}
+
 /* Tokens that came are flushed before the scheduler decides: a request that has ended is then known
  * to have. */
 void yard_front_run(yard_front *front, uint64_t now_us)
@@ -287,6 +302,7 @@ void yard_front_run(yard_front *front, uint64_t now_us)
     for (uint32_t i = 0; i < front->n_pods; i++)
         while (front->config.link->next(front->pods[i].link, &event))
             take_event(front, now_us, &front->pods[i], &event);
+    look_for_missing(front, now_us);
     yard_front_flush(front, now_us);
     yard_front_decide(front, now_us);
     while ((job = yard_front_reader_take(&front->reader)))
@@ -297,11 +313,11 @@ void yard_front_run(yard_front *front, uint64_t now_us)
 
 uint64_t yard_front_wake_us(const yard_front *front)
 {
-    const uint64_t deadline_us = yard_scheduler_wake_us(front->scheduler);
+    uint64_t wake_us = yard_scheduler_wake_us(front->scheduler);
 
-    if (front->n_jobs == 0 || deadline_us < front->next_look_us)
-        return deadline_us;
-    return front->next_look_us;
+    if (front->n_jobs > 0 && front->next_look_us < wake_us)
+        wake_us = front->next_look_us;
+    return front->miss_us < wake_us ? front->miss_us : wake_us;
 }
 
 /* ---- what it knows ------------------------------------------------------------------------------

@@ -158,6 +158,7 @@ typedef struct yard_front_pod {
     char *address;
     yard_link *link;
     bool up;
+    bool was_told; /* that it answers, or that it does not yet */
     yard_link_pod about;
     yard_front_instance instance[YARD_FRONT_MAX_POD_INSTANCES];
 } yard_front_pod;
@@ -185,6 +186,7 @@ struct yard_front {
     yard_front_tag *tags; /* [n_tags] */
     uint32_t n_tags, free_tag;
     uint64_t next_look_us; /* for silent streams */
+    uint64_t miss_us;      /* when engines that never answered are named; 0: before the first run */
     yard_api_out out;      /* being written */
     yard_metrics metrics;
 };

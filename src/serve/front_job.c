@@ -126,7 +126,8 @@ static yard_status check(const yard_front *front, const yard_front_job *job, yar
         return yard_api_error_from(err, &lost);
     }
     if (r->n > front->about.max_requests)
-        return yard_api_refuse(err, NULL, "n", "want at most %u here, got %u",
+        return yard_api_refuse(err, NULL, "n",
+                               "want at most %u, what an instance takes at a time, got %u",
                                front->about.max_requests, r->n);
     for (uint32_t i = 0; i < r->n_bias; i++)
         if ((uint32_t)r->bias[i].token >= front->about.vocab)

@@ -66,12 +66,12 @@ typedef struct stage {
     uint64_t now_us;
     client client[MAX_ANSWERS];
     uint32_t n_clients;
+    uint32_t n_missing; /* lines that said of an engine that it does not answer */
 } stage;
 
 static void warn(void *ctx, const char *line)
 {
-    (void)ctx;
-    (void)line;
+    ((stage *)ctx)->n_missing += strstr(line, "does not answer") != NULL;
 }
 
 static stage *open_stage(uint32_t n_links, const char *template_name, uint32_t max_queued)
@@ -89,6 +89,7 @@ static stage *open_stage(uint32_t n_links, const char *template_name, uint32_t m
     config.template_name = template_name;
     config.max_queued = max_queued;
     config.notify.warn = warn;
+    config.notify.ctx = s;
     s->now_us = SECOND_US;
     if (yard_front_create(&s->front, &config, &err) != YARD_OK)
         fail_msg("%s", err.message);
@@ -624,6 +625,27 @@ static void silence_and_its_end(void **state)
     close_stage(s);
 }
 
+static void engines_that_never_answer_are_named_once(void **state)
+{
+    stage *s = open_stage(3, NULL, 8);
+
+    (void)state;
+    assert_true(yard_front_wake_us(s->front) <= s->now_us);
+    run(s);
+    fake_say_up(1, 1, 4, 4096);
+    s->now_us += 2 * (uint64_t)SECOND_US;
+    run(s);
+    assert_int_equal(s->n_missing, 0);
+    s->now_us += 1 * (uint64_t)SECOND_US;
+    assert_true(yard_front_wake_us(s->front) <= s->now_us);
+    run(s);
+    assert_int_equal(s->n_missing, 2);
+    s->now_us += 60 * (uint64_t)SECOND_US;
+    run(s);
+    assert_int_equal(s->n_missing, 2);
+    close_stage(s);
+}
+
 static void metrics_are_prometheus(void **state)
 {
     stage *s = open_stage(2, NULL, 8);
@@ -661,6 +683,7 @@ int main(void)
         cmocka_unit_test(an_engine_that_fails_a_request),
         cmocka_unit_test(clients_that_leave),
         cmocka_unit_test(silence_and_its_end),
+        cmocka_unit_test(engines_that_never_answer_are_named_once),
         cmocka_unit_test(metrics_are_prometheus),
     };
 

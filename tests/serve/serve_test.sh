@@ -84,11 +84,13 @@ usage 'nowhere' nowhere
 usage '--api-key-file' "$model" --api-key-file "$dir/none"
 usage '--engines' "$model" --engines ,
 usage 'bad' "$model" --port 0 --engines bad
+usage '--ranks=2: .*--engines' "$model" --port 0 --engines "unix:$dir/e" --ranks 2
+usage '--exact: .*--engines' "$model" --port 0 --exact --engines "unix:$dir/e"
 usage 'the engine ended' "$model" --port 0 --ranks 3 --tp 2 # which the engine refuses
 
 # ---- a life
 
-start --access-log "$dir/log" --served-model-name demo
+XDG_RUNTIME_DIR=$dir/none start --access-log "$dir/log" --served-model-name demo # then /tmp
 grep -q "curl $url/v1/chat/completions" "$dir/out" || fail "no curl line: $(cat "$dir/out")"
 [ "$(status "$url/v1/completions" -d "$one")" = 200 ] || fail "an answer: $(cat "$dir/body")"
 want=$(python3 -c 'import json,sys; print(json.load(sys.stdin)["choices"])' <"$dir/body")
