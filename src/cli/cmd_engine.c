@@ -94,6 +94,7 @@ static void catch_signals(void)
     static const int numbers[] = { SIGTERM, SIGINT };
     struct sigaction action = { .sa_handler = ask_to_end }, old;
 
+    signal(SIGPIPE, SIG_IGN); /* whoever read the messages may be gone: the pod goes on */
     sigemptyset(&action.sa_mask);
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
         if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)

@@ -221,6 +221,7 @@ yard_status yard_supervise(const yard_supervise_config *config, yard_error *err)
     sigset_t set;
     yard_status st;
 
+    signal(SIGPIPE, SIG_IGN); /* whoever read the messages may be gone: the service goes on */
     sigemptyset(&set);
     sigaddset(&set, SIGCHLD);
     sigaddset(&set, SIGTERM);

@@ -151,6 +151,29 @@ wait_until gone "$engine_pid"
 wait_until gone "$front_pid"
 wait_until gone "$rank_pid"
 
+# ---- nobody reads the messages any more
+
+mkfifo "$dir/pipe"
+mkdir "$dir/runtime"
+XDG_RUNTIME_DIR=$dir/runtime "$SWITCHYARD" serve "$model" --port 0 >"$dir/pipe" 2>&1 &
+server=$!
+sed '/curl http/q' <"$dir/pipe" >"$dir/out"
+url=$(grep -o 'http://[0-9.]*:[0-9]*' "$dir/out" | head -n 1)
+engine_pid=$(child engine)
+kill -KILL "$engine_pid" # the news of which have no reader
+restarted()
+{
+    child engine | grep -qvx "$engine_pid"
+}
+answers()
+{
+    [ "$(status "$url/v1/completions" -d "$one")" = 200 ]
+}
+wait_until restarted
+wait_until answers
+stop 0
+[ -z "$(ls "$dir/runtime")" ] || fail "left behind: $(ls "$dir/runtime")"
+
 # ---- a front of two pods
 
 for name in a b; do
