@@ -207,8 +207,11 @@ static void pod_up(yard_front *front, uint64_t now_us, yard_front_pod *pod,
         yard_warn(&front->config.notify,
                   "engine %s: runs another model, mode or context than the others (%s): not used",
                   pod->address, about->model);
+        pod->about = *about;
+        pod->unlike = true;
         return;
     }
+    pod->unlike = false;
     if (front->n_up == 0)
         take_about(front, about);
     if (about->max_requests < front->about.max_requests)
@@ -225,6 +228,17 @@ static void pod_up(yard_front *front, uint64_t now_us, yard_front_pod *pod,
               about->n_instances, about->n_instances == 1 ? "" : "s");
 }
 
+/* The last of its kind is gone: those of another take over, as after engines were exchanged one by
+ * one. */
+static void take_unlike(yard_front *front, uint64_t now_us)
+{
+    if (front->n_up > 0)
+        return;
+    for (uint32_t i = 0; i < front->n_pods; i++)
+        if (front->pods[i].unlike)
+            pod_up(front, now_us, &front->pods[i], &front->pods[i].about);
+}
+
 static void take_event(yard_front *front, uint64_t now_us, yard_front_pod *pod,
                        const yard_link_event *e)
 {
@@ -235,12 +249,15 @@ static void take_event(yard_front *front, uint64_t now_us, yard_front_pod *pod,
         pod_up(front, now_us, pod, &e->pod);
         return;
     }
+    if (e->kind == YARD_LINK_DOWN)
+        pod->unlike = false;
     if (!pod->up)
         return;
     if (e->kind == YARD_LINK_DOWN) {
         yard_warn(&front->config.notify, "engine %s is lost: %s", pod->address,
                   e->message ? e->message : "no reason given");
         pod_down(front, pod);
+        take_unlike(front, now_us);
         return;
     }
     if (e->kind == YARD_LINK_TOKENS) {

@@ -158,6 +158,7 @@ typedef struct yard_front_pod {
     char *address;
     yard_link *link;
     bool up;
+    bool unlike;   /* it answers, as about says, but is not as those that are up */
     bool was_told; /* that it answers, or that it does not yet */
     yard_link_pod about;
     yard_front_instance instance[YARD_FRONT_MAX_POD_INSTANCES];

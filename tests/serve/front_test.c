@@ -646,6 +646,38 @@ static void engines_that_never_answer_are_named_once(void **state)
     close_stage(s);
 }
 
+/* As when a model is exchanged engine by engine. */
+static void engines_of_another_kind_take_over(void **state)
+{
+    stage *s = open_stage(3, NULL, 8);
+    yard_front_health h;
+
+    (void)state;
+    fake_say_up(0, 1, 4, 4096);
+    fake_say_up(1, 1, 4, 2048);
+    fake_say_up(2, 1, 4, 1024);
+    run(s);
+    yard_front_get_health(s->front, s->now_us, &h);
+    assert_int_equal(h.n_pods_up, 1);
+    assert_int_equal(yard_front_context(s->front), 4096);
+    fake_say_down(2); /* unused, and gone: it must not take over */
+    run(s);
+    fake_say_down(0);
+    run(s);
+    yard_front_get_health(s->front, s->now_us, &h);
+    assert_int_equal(h.n_pods_up, 1);
+    assert_int_equal(yard_front_context(s->front), 2048);
+    ask(s, YARD_ROUTE_CHAT, chat);
+    assert_int_equal(fake_links[1]->n_sent, 1);
+    say(s, 1, 0, 0, "Hello", YARD_FINISH_STOP);
+    fake_say_up(0, 1, 4, 2048);
+    run(s);
+    expect_text(last(s)->text, "choices.0.message.content", "Hello");
+    yard_front_get_health(s->front, s->now_us, &h);
+    assert_int_equal(h.n_pods_up, 2);
+    close_stage(s);
+}
+
 static void metrics_are_prometheus(void **state)
 {
     stage *s = open_stage(2, NULL, 8);
@@ -684,6 +716,7 @@ int main(void)
         cmocka_unit_test(clients_that_leave),
         cmocka_unit_test(silence_and_its_end),
         cmocka_unit_test(engines_that_never_answer_are_named_once),
+        cmocka_unit_test(engines_of_another_kind_take_over),
         cmocka_unit_test(metrics_are_prometheus),
     };
 
