@@ -62,9 +62,9 @@ typedef struct yard_engine_config {
     uint32_t max_seqs;   /* requests running at once, 1 to 65,536; default 16 */
     uint32_t max_tokens; /* rows of one step, prompt chunks included, max_seqs to 1,048,576; default
                             512; more than the cache holds is of no use and cut */
-    uint64_t kv_tokens;  /* KV cache capacity, at most 2^31 - 1, in pages of 64; 0: as many as
-                            max_positions of the model, or what 2 GB hold if that is less (8,192
-                            at least). Memory is taken as it is used */
+    uint64_t kv_tokens;  /* KV cache capacity, at most 2^31 - 1, in pages of 64; 0: max_seqs
+                            times max_positions of the model, or what 2 GB hold if that is less
+                            (8,192 at least). Memory is taken as it is used */
     const char *cpu_variant; /* NULL: the best; "c" forces the plain definition */
     bool mtp;                /* load the MTP module too, if the checkpoint has one */
     void (*warn)(void *ctx, const char *line);                                    /* may be NULL */

@@ -421,9 +421,11 @@ static yard_status open_engine(engine_bench *b, uint32_t n_threads, yard_error *
     config.mode = b->args.exact ? YARD_EXACT : YARD_QUANTISED;
     config.n_threads = n_threads;
     config.max_seqs = b->max_seqs;
-    config.kv_tokens = (uint64_t)b->max_seqs * yard_align_up(seq_tokens, YARD_PAGE_TOKENS);
+    /* all at once: what starts leaves a page for each that runs */
+    config.kv_tokens = b->max_seqs * yard_align_up(seq_tokens + YARD_PAGE_TOKENS, YARD_PAGE_TOKENS);
     config.cpu_variant = b->args.variant;
     config.prefix_cache = YARD_CACHE_OFF; /* every run computes */
+    config.prefill_budget = INT32_MAX;    /* prompts end together, so that all decode together */
     config.pin = (yard_thread_place)b->args.pin;
     config.warn = notify->warn;
     config.progress = notify->progress;

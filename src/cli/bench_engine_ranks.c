@@ -52,9 +52,11 @@ static yard_status open_pod(ranks_bench *b, uint32_t n_ranks, uint32_t tp, doubl
     c.engine.cpu_variant = a->variant;
     c.engine.pin = a->pin;
     c.engine.prefix_cache = YARD_CACHE_OFF; /* every run computes */
+    c.engine.prefill_budget = INT32_MAX;    /* prompts end together, so that all decode together */
     c.engine.max_seqs = b->max_batch;
-    c.engine.kv_tokens =
-        (uint64_t)b->max_batch * yard_align_up(a->n_prompt + a->n_decode, YARD_PAGE_TOKENS);
+    /* all at once: what starts leaves a page for each that runs */
+    c.engine.kv_tokens = b->max_batch * yard_align_up(a->n_prompt + a->n_decode + YARD_PAGE_TOKENS,
+                                                      YARD_PAGE_TOKENS);
     c.engine.tp = tp;
     c.engine.timeout_us = 60000000;
     b->n_ranks = n_ranks;

@@ -105,8 +105,8 @@ static const struct argp_option engine_option_list[] = {
     { "max-batch-tokens", KEY_MAX_BATCH_TOKENS, "N", 0,
       "Rows of one step; a longer prompt is computed in chunks (default 512)", 0 },
     { "kv-tokens", KEY_KV_TOKENS, "N", 0,
-      "Tokens the KV cache holds: prompt and answer (default: the model's context, or what 2 GB "
-      "hold)",
+      "Tokens the KV cache holds, prompts and answers (default: the model's context for each "
+      "sequence that runs at once, or what 2 GB hold)",
       0 },
     { "prefill-budget", KEY_PREFILL_BUDGET, "N", 0,
       "Prompt tokens, of all instances, in a step in which an answer waits for its next token "

@@ -58,12 +58,14 @@ static yard_status allocate(yard_engine *e, yard_error *err)
     return YARD_OK;
 }
 
-static uint64_t default_kv_tokens(const yard_model_config *c)
+/* Room for every request at its longest, and so for prefixes when they are shorter. */
+static uint64_t default_kv_tokens(const yard_model_config *c, uint32_t max_seqs)
 {
+    const uint64_t most = (uint64_t)max_seqs * c->max_positions;
     uint64_t n = default_kv_bytes / yard_model_kv_bytes_per_token(c);
 
     n = n < MIN_DEFAULT_KV_TOKENS ? MIN_DEFAULT_KV_TOKENS : n;
-    return n < c->max_positions ? n : c->max_positions;
+    return n < most ? n : most;
 }
 
 /* The model checks the layout. */
@@ -97,7 +99,7 @@ static yard_status choose_sizes(yard_engine *e, const yard_engine_config *c, uin
         return st;
     lay_out_ranks(options, c, n_ranks);
     if (kv_tokens == 0)
-        kv_tokens = default_kv_tokens(&e->model_config);
+        kv_tokens = default_kv_tokens(&e->model_config, c->max_seqs);
     if (kv_tokens > (uint64_t)INT32_MAX)
         return yard_fail(err, YARD_EINVAL, "engine config: kv_tokens: want %d at most, got %llu",
                          INT32_MAX, (unsigned long long)kv_tokens);

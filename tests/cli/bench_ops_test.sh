@@ -48,7 +48,7 @@ rows = [json.loads(line) for line in open(sys.argv[1])]
 ops = {row["case"]["op"] for row in rows}
 assert ops == {"linear", "grouped_linear", "head_linear", "mla_decode", "mla_prefill", "moe_route",
                "moe_scatter", "moe_gather", "rms_norm_quant", "silu_mul_quant", "quantise",
-               "rope_append_kv", "rope_q", "residual_add"}, ops
+               "rope_append_kv", "rope_q", "residual_add", "sample"}, ops
 for row in rows:
     case = row["case"]
     assert row["bench"] == "ops" and row["verified"] is True, row
