@@ -1,6 +1,6 @@
 /* The prefix cache, choices of one prompt and preemption: whatever is reused, shared or computed
  * again, answers and log-probabilities are those of the request alone, to the bit; and what is
- * computed is counted. ctest: sanitize */
+ * computed is counted. */
 #include "service.h"
 
 enum { N_REQUESTS = 8 };

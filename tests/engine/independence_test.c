@@ -1,5 +1,5 @@
 /* A request's tokens and logits do not depend on what else runs: batch, chunk size, page layout,
- * threads, variant. Quantised mode, bit for bit. ctest: sanitize */
+ * threads, variant. Quantised mode, bit for bit. */
 #include "golden.h"
 
 enum { VOCAB = 3584, MAX_REQUESTS = 5, N_NEW = 20 };
