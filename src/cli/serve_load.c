@@ -509,6 +509,19 @@ static yard_status ask_model(yard_load *load, yard_error *err)
     return YARD_OK;
 }
 
+/* Arrivals at their time and not up to a millisecond later. */
+static struct event_base *precise_base(void)
+{
+    struct event_config *config = event_config_new();
+    struct event_base *base = NULL;
+
+    if (config && event_config_set_flag(config, EVENT_BASE_FLAG_PRECISE_TIMER) == 0)
+        base = event_base_new_with_config(config);
+    if (config)
+        event_config_free(config);
+    return base;
+}
+
 yard_status yard_load_open(yard_load **out, const yard_load_server *server, yard_error *err)
 {
     yard_load *load = calloc(1, sizeof(*load));
@@ -518,7 +531,7 @@ yard_status yard_load_open(yard_load **out, const yard_load_server *server, yard
     if (!load)
         return yard_fail(err, YARD_ENOMEM, "bench serve: no memory");
     load->server = *server;
-    load->base = event_base_new();
+    load->base = precise_base();
     load->uri = evhttp_uri_parse(server->url);
     scheme = load->uri ? evhttp_uri_get_scheme(load->uri) : NULL;
     if (!scheme || strcmp(scheme, "http") != 0 || !evhttp_uri_get_host(load->uri) ||
