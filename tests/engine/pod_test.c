@@ -1,7 +1,6 @@
 /* Pods: answers of the golden file from every layout, requests refused and aborted, and ranks that
  * are killed or stopped at every stage of start and step: whatever happens, every request ends with
- * one result or one error that names the rank, service goes on by itself, and nothing is left.
- * ctest: sanitize */
+ * one result or one error that names the rank, service goes on by itself, and nothing is left. */
 #include "../model/ranks.h"
 
 #include <dirent.h>

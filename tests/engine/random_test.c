@@ -1,7 +1,7 @@
 /* Requests with common beginnings come, are aborted, run out of pages and end, in an order that a
  * seed chooses: after every step the accounts of pages hold and the page events told are the pages
  * named; every answer is, to the bit, that of the request alone, or its beginning.
- * YARD_TEST_SEEDS sets how many. ctest: sanitize */
+ * YARD_TEST_SEEDS sets how many. */
 #include "service.h"
 
 enum { N_KINDS = 8, N_LIVE = 12, N_STEPS = 60, N_SEEDS = 6, MAX_PAGES = 64 };
