@@ -2,7 +2,7 @@
 BUILD ?= build
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX ?= /usr/local
-FUZZ_SECONDS ?= 180
+FUZZ_SECONDS ?= 120
 LONG_FUZZ_SECONDS ?= 1200
 BENCH ?= engine
 CMAKE_FLAGS ?=

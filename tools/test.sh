@@ -13,7 +13,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
 JOBS=${JOBS:-$(nproc)}
-FUZZ_SECONDS=${FUZZ_SECONDS:-180}
+FUZZ_SECONDS=${FUZZ_SECONDS:-120}
 export PYTHONDONTWRITEBYTECODE=1
 total_passed=0
 total_failed=0
@@ -29,16 +29,16 @@ count() { # part passed failed [note]
     summary+=("$(printf '%-28s %4d passed %4d failed%s' "$1" "$2" "$3" "${4:+, $4}")")
 }
 
-# build DIR CMAKE_ARGUMENT...
+# build DIR TARGET CMAKE_ARGUMENT...
 build() {
-    local dir=$1
-    shift
+    local dir=$1 target=$2
+    shift 2
     mkdir -p "$dir"
     if ! cmake -G Ninja -S . -B "$dir" "$@" >"$dir/configure.log" 2>&1; then
         tail -n 40 "$dir/configure.log"
         return 1
     fi
-    cmake --build "$dir" -j "$JOBS" >"$dir/build.log" 2>&1 || {
+    cmake --build "$dir" --target "$target" -j "$JOBS" >"$dir/build.log" 2>&1 || {
         grep -v '^\[' "$dir/build.log" | head -n 80
         return 1
     }
@@ -80,7 +80,7 @@ run_ctest() {
 
 plain() { # ctest arguments
     say "plain build"
-    if build build -DYARD_TESTS=ON; then
+    if build build all -DYARD_TESTS=ON; then
         run_ctest "$1" build "${@:2}"
     else
         count "$1" 0 1 "build failed"
@@ -91,11 +91,11 @@ export ASAN_OPTIONS=${ASAN_OPTIONS:-abort_on_error=0:detect_stack_use_after_retu
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1}
 
-sanitized() { # part dir sanitizers, ctest arguments
-    local part=$1 dir=$2 sanitizers=$3
-    shift 3
+sanitized() { # part dir sanitizers target, ctest arguments
+    local part=$1 dir=$2 sanitizers=$3 target=$4
+    shift 4
     say "$part"
-    if build "$dir" -DYARD_TESTS=ON -DYARD_CUDA=OFF "-DYARD_SANITIZE=$sanitizers" \
+    if build "$dir" "$target" -DYARD_TESTS=ON -DYARD_CUDA=OFF "-DYARD_SANITIZE=$sanitizers" \
         ${SAN_CC:+"-DCMAKE_C_COMPILER=$SAN_CC"}; then
         run_ctest "$part" "$dir" "$@"
     else
@@ -106,7 +106,7 @@ sanitized() { # part dir sanitizers, ctest arguments
 fuzz() {
     local targets target what seconds rc passed=0 failed=0 seeds
     say "fuzzing, $FUZZ_SECONDS s in all"
-    if ! build build-fuzz -DYARD_TESTS=OFF -DYARD_CUDA=OFF -DYARD_FUZZ=ON \
+    if ! build build-fuzz fuzz_targets -DYARD_TESTS=OFF -DYARD_CUDA=OFF -DYARD_FUZZ=ON \
         "-DCMAKE_C_COMPILER=${FUZZ_CC:-clang}"; then
         count "fuzzing" 0 1 "build failed"
         return
@@ -143,17 +143,17 @@ fuzz() {
 case "${1:-}" in
 short)
     plain "tests" -LE '^long$' --no-tests=error
-    sanitized "sanitizers address+undefined" build-asan address,undefined -L '^sanitize$' -LE '^long$'
-    sanitized "sanitizer thread" build-tsan thread -L '^sanitize$' -LE '^long$'
+    sanitized "sanitizers address+undefined" build-asan address,undefined sanitize_subset -L '^sanitize$' -LE '^long$'
+    sanitized "sanitizer thread" build-tsan thread sanitize_subset -L '^sanitize$' -LE '^long$'
     fuzz
     ;;
 long)
     plain "long tests" -L '^long$'
-    sanitized "all tests under ASan+UBSan" build-asan address,undefined -LE '^long$'
+    sanitized "all tests under ASan+UBSan" build-asan address,undefined all -LE '^long$'
     fuzz
     ;;
-asan) sanitized "sanitizers address+undefined" build-asan address,undefined -L '^sanitize$' ;;
-tsan) sanitized "sanitizer thread" build-tsan thread -L '^sanitize$' ;;
+asan) sanitized "sanitizers address+undefined" build-asan address,undefined sanitize_subset -L '^sanitize$' ;;
+tsan) sanitized "sanitizer thread" build-tsan thread sanitize_subset -L '^sanitize$' ;;
 fuzz) fuzz ;;
 *)
     sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
