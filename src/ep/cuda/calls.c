@@ -2,9 +2,10 @@
 #include "ep/cuda/group.h"
 
 enum {
-    FEW_TOKENS = 16,       /* up to here several blocks share a row */
-    MIN_THREADS = 128,     /* also of short rows: a block polls and counts, too */
-    SEND_BLOCKS_PER_SM = 2 /* launch bounds of the send kernels */
+    FEW_TOKENS = 16,        /* up to here several blocks share a row */
+    MIN_THREADS = 128,      /* also of short rows: a block polls and counts, too */
+    RECV_MIN_THREADS = 256, /* eight warps find the rows of eight choices side by side */
+    SEND_BLOCKS_PER_SM = 2  /* launch bounds of the send kernels */
 };
 
 static uint32_t least(uint32_t a, uint32_t b)
@@ -17,15 +18,32 @@ static bool is_vector(const void *p)
     return (uintptr_t)p % 16 == 0;
 }
 
-/* Cuts rows of n_vectors into parts of whole warps. */
-static uint32_t cut_rows(ep_cuda_args *a, uint32_t n_vectors, uint32_t n_parts)
+static uint32_t threads_for(uint32_t n_vectors)
 {
-    uint32_t n_threads;
+    const uint32_t n = least((uint32_t)yard_align_up(n_vectors, 32), EP_CUDA_THREADS);
 
+    return n < MIN_THREADS ? MIN_THREADS : n;
+}
+
+/* Cuts rows of n_vectors into parts of whole warps, a thread a vector. */
+static void cut_rows(ep_cuda_args *a, ep_cuda_launch *l, uint32_t n_vectors, uint32_t n_parts,
+                     uint32_t max_threads)
+{
+    const uint32_t n_least = yard_ceil_div(n_vectors, max_threads);
+
+    if (n_parts < n_least)
+        n_parts = n_least;
     a->part_vectors = (uint32_t)yard_align_up(yard_ceil_div(n_vectors, n_parts), 32);
-    a->n_parts = yard_ceil_div(n_vectors, a->part_vectors);
-    n_threads = least(a->part_vectors, EP_CUDA_THREADS);
-    return n_threads < MIN_THREADS ? MIN_THREADS : n_threads;
+    l->n_parts = yard_ceil_div(n_vectors, a->part_vectors);
+    l->n_threads = threads_for(a->part_vectors);
+}
+
+/* Rows with flags are made and copied whole. */
+static void take_rows_whole(ep_cuda_args *a, ep_cuda_launch *l)
+{
+    a->part_vectors = a->n_vectors;
+    l->n_parts = 1;
+    l->n_threads = threads_for(a->n_vectors);
 }
 
 static uint32_t own_tokens(const ep_cuda_args *a)
@@ -33,12 +51,21 @@ static uint32_t own_tokens(const ep_cuda_args *a)
     return (a->bound + a->tp - 1 - a->replica) / a->tp;
 }
 
-static uint32_t send_blocks(const yard_ep *ep, uint32_t n_items, uint32_t n_most)
+/* Blocks in x of a grid of at most n_most. */
+static uint32_t blocks_of_rows(const ep_cuda_launch *l, uint32_t n_most)
 {
-    if (ep->config.send_sms)
-        n_most = least(n_most, ep->config.send_sms * SEND_BLOCKS_PER_SM);
-    n_items = least(n_items, n_most);
-    return n_items ? n_items : 1; /* packets go out in any case */
+    return n_most > l->n_parts ? n_most / l->n_parts : 1;
+}
+
+/* Of a send: one a row, or as many as the multiprocessors take that it may fill. */
+static uint32_t send_blocks(const yard_ep *ep, const ep_cuda_launch *l, uint32_t n_rows,
+                            uint32_t blocks_per_sm)
+{
+    const ep_cuda *cu = ep->impl;
+    const uint32_t n_sms = ep->config.send_sms ? ep->config.send_sms : cu->n_sms;
+
+    n_rows = least(n_rows, blocks_of_rows(l, n_sms * blocks_per_sm));
+    return n_rows ? n_rows : 1; /* packets go out in any case */
 }
 
 /* Rows from p on to the end of its allocation; 0 when the driver does not know it. */
@@ -120,6 +147,12 @@ static yard_status launched(yard_ep *ep, const char *call, cudaError_t rc)
 
 /* ---- dispatch ------------------------------------------------------------------------------- */
 
+/* Three blocks fit on a multiprocessor; half of them send, the others receive. */
+static uint32_t flagged_blocks(const ep_cuda *cu)
+{
+    return cu->n_sms * 3 / 2;
+}
+
 static ep_cuda_input input_of(const yard_ep_config *c)
 {
     if (c->dispatch != YARD_EP_FP8 || c->input == YARD_EP_FP8)
@@ -165,11 +198,15 @@ yard_status yard_ep_cuda_dispatch_send(yard_ep_round *round, const void *x, cons
     a.n_readable = least(readable_rows(cu, x, x_bytes),
                          least(readable_rows(cu, expert, a.top_k * sizeof(*expert)),
                                readable_rows(cu, weight, a.top_k * sizeof(*weight))));
-    l.n_threads = cut_rows(&a, a.n_vectors, !cu->flags && a.bound <= FEW_TOKENS ? 2 : 1);
-    l.n_threads += cu->flags ? 0 : 32; /* a warp for the header */
-    /* Flagged rows leave room for the receiver beside them; more blocks would not be faster. */
-    l.n_blocks =
-        send_blocks(ep, own_tokens(&a) * a.n_parts, cu->flags ? cu->n_sms * 3 / 2 : 1 << 30);
+    if (cu->flags) {
+        take_rows_whole(&a, &l);
+    } else {
+        cut_rows(&a, &l, a.n_vectors, a.bound <= FEW_TOKENS ? 2 : 1, EP_CUDA_THREADS);
+        l.n_threads += 32; /* a warp for the header */
+    }
+    l.n_blocks = send_blocks(ep, &l, own_tokens(&a), SEND_BLOCKS_PER_SM);
+    if (cu->flags)
+        l.n_blocks = least(l.n_blocks, flagged_blocks(cu));
     l.overlap = send_overlaps(cu, l.stream);
     st = launched(ep, "dispatch_send", yard_ep_cuda_launch_dispatch_send(&a, input, cu->flags, &l));
     if (st != YARD_OK)
@@ -185,11 +222,13 @@ static cudaError_t launch_flagged(const ep_cuda *cu, ep_cuda_args *a, ep_cuda_la
 
     l->n_threads = EP_CUDA_LAYOUT_THREADS;
     l->n_blocks = a->n_local + 1;
+    l->n_parts = 1;
     rc = yard_ep_cuda_launch_layout(a, l);
     if (rc != cudaSuccess)
         return rc;
-    l->n_threads = cut_rows(a, a->n_vectors, 1);
-    l->n_blocks = least(a->dp * a->bound, cu->n_sms * 3);
+    take_rows_whole(a, l);
+    /* Beside a send no more than find room: the others would begin once it has ended. */
+    l->n_blocks = least(a->dp * a->bound, a->early ? flagged_blocks(cu) : cu->n_sms * 3);
     l->overlap = false;
     return yard_ep_cuda_launch_fan_out(a, l);
 }
@@ -211,11 +250,14 @@ yard_status yard_ep_cuda_dispatch_recv(yard_ep_round *round, void *expert_x, flo
     a.row_index = row_index;
     a.wide = is_vector(expert_x) && is_vector(expert_x_scale) && a.payload_bytes % 16 == 0;
     a.early = l.overlap = follows_send(r, l.stream);
+    a.lets_next_start = ep->config.mode == YARD_EP_PARTIAL;
     if (cu->flags) {
         rc = launch_flagged(cu, &a, &l);
     } else {
-        l.n_threads = cut_rows(&a, a.n_vectors, a.bound <= FEW_TOKENS ? 2 : 1);
-        l.n_blocks = a.dp * a.bound * a.n_parts + 1;
+        cut_rows(&a, &l, a.n_vectors, a.bound <= FEW_TOKENS ? 2 : 1, EP_CUDA_THREADS);
+        if (l.n_threads < RECV_MIN_THREADS)
+            l.n_threads = RECV_MIN_THREADS;
+        l.n_blocks = a.dp * a.bound + 1;
         l.shared_bytes = (size_t)a.dp * a.bound * a.n_id_packets * 8;
         rc = yard_ep_cuda_launch_dispatch_recv(&a, &l);
     }
@@ -245,8 +287,11 @@ yard_status yard_ep_cuda_combine_send(yard_ep_round *round, const void *expert_y
 
     a.expert_y = expert_y;
     a.wide = is_vector(expert_y) && a.result_bytes % 16 == 0;
-    l.n_threads = cut_rows(&a, a.n_result_vectors, combine_parts(&a));
-    l.n_blocks = send_blocks(ep, a.dp * a.bound * a.n_parts, cu->n_sms * SEND_BLOCKS_PER_SM);
+    l.half_flight = a.dp * a.bound > cu->n_sms;
+    cut_rows(&a, &l, a.n_result_vectors, combine_parts(&a),
+             l.half_flight ? EP_CUDA_THREADS / 2 : EP_CUDA_THREADS);
+    l.n_blocks = send_blocks(ep, &l, a.dp * a.bound,
+                             l.half_flight ? EP_CUDA_HALF_BLOCKS : SEND_BLOCKS_PER_SM);
     l.overlap = send_overlaps(cu, l.stream);
     st = launched(ep, "combine_send",
                   yard_ep_cuda_launch_combine_send(&a, c->combine == YARD_EP_BF16,
@@ -271,9 +316,10 @@ yard_status yard_ep_cuda_combine_recv(yard_ep_round *round, void *y, yard_stream
     a.y = y;
     a.wide = is_vector(y) && a.hidden % 8 == 0;
     a.early = l.overlap = follows_send(r, l.stream);
-    l.n_threads = cut_rows(&a, a.n_result_vectors, combine_parts(&a));
+    a.lets_next_start = ep->config.mode == YARD_EP_PARTIAL;
+    cut_rows(&a, &l, a.n_result_vectors, combine_parts(&a), EP_CUDA_THREADS);
     /* One wave: a block that waits for a sibling's row never keeps out one that makes a row. */
-    l.n_blocks = least(own_tokens(&a) * a.n_parts, cu->n_sms * 2 - 1) + 1;
+    l.n_blocks = least(own_tokens(&a), blocks_of_rows(&l, cu->n_sms * 2 - l.n_parts)) + 1;
     st = launched(ep, "combine_recv",
                   yard_ep_cuda_launch_combine_recv(&a, c->combine == YARD_EP_BF16,
                                                    c->mode == YARD_EP_EXACT, &l));

@@ -11,7 +11,7 @@ typedef struct kept {
 } kept;
 
 /* Loads only: the results are asked for before these have come. */
-template <bool EXACT> DEVICE kept look_up(const ep_cuda_args &a, uint32_t t, uint32_t lane)
+template <bool EXACT, typename ARGS> DEVICE kept look_up(const ARGS &a, uint32_t t, uint32_t lane)
 {
     kept n = { -1, 0, 1.0f };
 
@@ -32,25 +32,24 @@ template <bool EXACT> DEVICE uint32_t slots_of(const kept &n)
     return n.n_ranks >= 32 ? ~0u : (1u << n.n_ranks) - 1;
 }
 
-/* Of the landing slots from first on. */
-template <bool EXACT, uint32_t FLIGHT>
-DEVICE void load_results(const ep_cuda_args &a, uint32_t t, uint32_t first, uint32_t v,
-                         uint4 in[FLIGHT])
+/* Of the landing slots `from` and on, a pitch apart. */
+template <bool EXACT, uint32_t FLIGHT, typename ARGS>
+DEVICE void load_results(const ARGS &a, const uint8_t *from, uint32_t first, uint4 in[FLIGHT])
 {
     const uint32_t n_slots = EXACT ? a.top_k : min(a.top_k, a.n_ranks);
 
 #pragma unroll
     for (uint32_t i = 0; i < FLIGHT; i++)
-        if (first + i < n_slots && v < a.n_result_vectors)
-            in[i] = load_relaxed(place(a, a.rank, result_at(a, t, first + i)) + v * VECTOR);
+        if (first + i < n_slots)
+            in[i] = load_relaxed(from + i * (uint64_t)a.result_pitch);
 }
 
 /* Polls those that are expected and were still poison. */
 template <uint32_t FLIGHT>
-DEVICE void await_results(const ep_cuda_args &a, uint32_t t, uint32_t slots, uint32_t first,
-                          uint32_t v, uint4 in[FLIGHT])
+DEVICE void await_results(const ep_cuda_args &a, uint32_t t, uint32_t slots, const uint8_t *from,
+                          uint4 in[FLIGHT])
 {
-    waiting w = { 0, 0 };
+    waiting w = BEGIN_WAITING;
     bool late = true;
 
     while (late) {
@@ -58,7 +57,7 @@ DEVICE void await_results(const ep_cuda_args &a, uint32_t t, uint32_t slots, uin
 #pragma unroll
         for (uint32_t i = 0; i < FLIGHT; i++)
             if ((slots >> i & 1) && is_poisoned(in[i])) {
-                in[i] = load_relaxed(place(a, a.rank, result_at(a, t, first + i)) + v * VECTOR);
+                in[i] = load_relaxed(from + i * (uint64_t)a.result_pitch);
                 late = true;
             }
         if (late && !may_wait(a, &w, EP_FAULT_RESULT, t))
@@ -66,9 +65,10 @@ DEVICE void await_results(const ep_cuda_args &a, uint32_t t, uint32_t slots, uin
     }
 }
 
-/* The sum of vector v of token t. in: what load_results found for the first slots. */
-template <bool BF16, bool EXACT, uint32_t FLIGHT>
-DEVICE void add_results(const ep_cuda_args &a, const kept &k, uint32_t t, uint32_t v,
+/* The sum of a vector of token t, whose landing slots begin at `from`. in: what load_results found
+ * for the first slots; exists: the vector lies in the row. */
+template <bool BF16, bool EXACT, uint32_t FLIGHT, typename ARGS>
+DEVICE void add_results(const ARGS &a, const kept &k, uint32_t t, uint8_t *from, bool exists,
                         uint4 in[FLIGHT], float sum[8])
 {
     const uint32_t all = slots_of<EXACT>(k);
@@ -76,23 +76,27 @@ DEVICE void add_results(const ep_cuda_args &a, const kept &k, uint32_t t, uint32
 #pragma unroll
     for (int i = 0; i < 8; i++)
         sum[i] = 0.0f;
-    for (uint32_t first = 0; first == 0 || all >> first != 0; first += FLIGHT) {
-        const uint32_t slots = v < a.n_result_vectors ? all >> first : 0;
+    for (uint32_t first = 0; first < a.top_k; first += FLIGHT) {
+        const uint32_t slots = exists ? all >> first : 0;
 
-        if (first > 0)
-            load_results<EXACT, FLIGHT>(a, t, first, v, in);
-        await_results<FLIGHT>(a, t, slots, first, v, in);
+        if (first > 0) {
+            if (all >> first == 0)
+                break;
+            from += FLIGHT * (uint64_t)a.result_pitch;
+            if (exists)
+                load_results<EXACT, FLIGHT>(a, from, first, in);
+        }
+        await_results<FLIGHT>(a, t, slots, from, in);
         __syncwarp();
 #pragma unroll
         for (uint32_t i = 0; i < FLIGHT; i++) {
-            const float weight = EXACT ? __shfl_sync(ALL_LANES, k.weight, first + i) : 1.0f;
+            const float weight =
+                EXACT ? __shfl_sync(ALL_LANES, k.weight, (first + i) % WARP) : 1.0f;
             if (!(slots >> i & 1))
                 continue;
-            store_plain(place(a, a.rank, result_at(a, t, first + i)) + v * VECTOR, poison());
+            store_plain(from + i * (uint64_t)a.result_pitch, poison());
             accumulate<BF16>(sum, in[i], weight);
         }
-        if (first + FLIGHT >= 32)
-            break;
     }
 }
 
@@ -112,23 +116,10 @@ DEVICE void output_words(const ep_cuda_args &a, const float value[8], uint32_t w
 }
 
 template <int N>
-DEVICE void write_output(const ep_cuda_args &a, uint32_t t, uint32_t col, const uint32_t word[8])
+DEVICE void write_ragged(const ep_cuda_args &a, uint32_t t, uint32_t col, const uint32_t word[8])
 {
     const uint64_t at = (uint64_t)t * a.hidden + col;
 
-    if (a.wide && a.output_bf16) {
-        if (N == 8)
-            store_plain((uint16_t *)a.y + at, make_uint4(word[0], word[1], word[2], word[3]));
-        else
-            *(uint2 *)((uint16_t *)a.y + at) = make_uint2(word[0], word[1]);
-        return;
-    }
-    if (a.wide) {
-        store_plain((uint32_t *)a.y + at, make_uint4(word[0], word[1], word[2], word[3]));
-        if (N == 8)
-            store_plain((uint32_t *)a.y + at + 4, make_uint4(word[4], word[5], word[6], word[7]));
-        return;
-    }
 #pragma unroll
     for (uint32_t i = 0; i < N; i++) {
         if (col + i >= a.hidden)
@@ -137,6 +128,25 @@ DEVICE void write_output(const ep_cuda_args &a, uint32_t t, uint32_t col, const 
             ((uint16_t *)a.y)[at + i] = (uint16_t)(word[i / 2] >> 16 * (i % 2));
         else
             ((uint32_t *)a.y)[at + i] = word[i];
+    }
+}
+
+template <int N, typename ARGS>
+DEVICE void write_output(const ARGS &a, uint32_t t, uint32_t col, const uint32_t word[8])
+{
+    const uint64_t at = (uint64_t)t * a.hidden + col;
+
+    if (!a.wide) {
+        write_ragged<N>(a, t, col, word);
+    } else if (a.output_bf16) {
+        if (N == 8)
+            store_plain((uint16_t *)a.y + at, make_uint4(word[0], word[1], word[2], word[3]));
+        else
+            *(uint2 *)((uint16_t *)a.y + at) = make_uint2(word[0], word[1]);
+    } else {
+        store_plain((uint32_t *)a.y + at, make_uint4(word[0], word[1], word[2], word[3]));
+        if (N == 8)
+            store_plain((uint32_t *)a.y + at + 4, make_uint4(word[4], word[5], word[6], word[7]));
     }
 }
 
@@ -186,11 +196,12 @@ DEVICE void await_siblings(const ep_cuda_args &a, uint32_t epoch)
 DEVICE void take_outputs(const ep_cuda_args &a, uint32_t n_tokens)
 {
     const uint32_t row_bytes = a.hidden * (a.output_bf16 ? 2 : 4);
+    const uint32_t first = blockIdx.y * blockDim.x + threadIdx.x, step = gridDim.y * blockDim.x;
 
     for (uint32_t t = blockIdx.x; t < n_tokens; t += gridDim.x) {
         if (t % a.tp == a.replica)
             continue;
-        for (uint32_t at = threadIdx.x * VECTOR; at < row_bytes; at += blockDim.x * VECTOR) {
+        for (uint32_t at = first * VECTOR; at < row_bytes; at += step * VECTOR) {
             uint8_t *from = place(a, a.rank, output_at(a, t)) + at;
             uint4 v = load_relaxed(from);
 
@@ -203,54 +214,55 @@ DEVICE void take_outputs(const ep_cuda_args &a, uint32_t n_tokens)
 
 /* ---- the kernel ---------------------------------------------------------------------------- */
 
-template <bool BF16, bool EXACT, uint32_t FLIGHT>
-DEVICE void finish_tokens(const ep_cuda_args &a, uint32_t n_blocks, uint32_t failed)
+template <bool BF16, bool EXACT, uint32_t FLIGHT, typename ARGS>
+DEVICE void finish_tokens(const ARGS &a, uint32_t n_blocks, uint32_t failed)
 {
     const int N = BF16 ? 8 : 4; /* values of a vector */
-    const uint32_t lane = threadIdx.x % WARP;
-    const uint32_t n_items = (a.bound + a.tp - 1 - a.replica) / a.tp * a.n_parts;
+    const uint32_t lane = threadIdx.x % WARP, begin = blockIdx.y * a.part_vectors;
+    const uint32_t v = begin + threadIdx.x, end = min(begin + a.part_vectors, a.n_result_vectors);
 
-    for (uint32_t item = blockIdx.x; item < n_items; item += n_blocks) {
-        const uint32_t t = a.replica + item / a.n_parts * a.tp, part = item % a.n_parts;
-        const uint32_t end = min((part + 1) * a.part_vectors, a.n_result_vectors);
+#pragma unroll 1
+    for (uint32_t t = a.replica + blockIdx.x * a.tp; t < a.bound; t += n_blocks * a.tp) {
         const kept k = look_up<EXACT>(a, t, lane);
+        uint8_t *const from = place(a, a.rank, result_at(a, t, 0)) + v * VECTOR;
+        uint4 in[FLIGHT];
+        uint32_t word[8];
+        float sum[8];
 
-        for (uint32_t base = part * a.part_vectors + threadIdx.x - lane; base < end;
-             base += blockDim.x) {
-            uint4 in[FLIGHT];
-            uint32_t word[8];
-            float sum[8];
-
-            load_results<EXACT, FLIGHT>(a, t, 0, base + lane, in);
-            const uint32_t n_tokens = load_word(a.kept_count);
-            if (failed || t >= n_tokens) /* not asked before: the loads above would wait */
-                return;
-            add_results<BF16, EXACT, FLIGHT>(a, k, t, base + lane, in, sum);
-            if (base + lane >= a.n_result_vectors)
-                continue;
-            output_words<N>(a, sum, word);
-            write_output<N>(a, t, (base + lane) * N, word);
-            if (a.tp > 1)
-                push_output<N>(a, t, (base + lane) * N, word);
-        }
+        if (v < end)
+            load_results<EXACT, FLIGHT>(a, from, 0, in);
+        const uint32_t n_tokens = load_word(a.kept_count);
+        if (failed || t >= n_tokens) /* not asked before: the loads above would wait */
+            return;
+        add_results<BF16, EXACT, FLIGHT>(a, k, t, from, v < end, in, sum);
+        if (v >= end)
+            continue;
+        output_words<N>(a, sum, word);
+        write_output<N>(a, t, v * N, word);
+        if (a.tp > 1)
+            push_output<N>(a, t, v * N, word);
     }
 }
 
-/* FLIGHT: results that are loaded at the same time. Two ranks have two partial sums a token, which
- * need few registers; more blocks then share a multiprocessor. */
-template <bool BF16, bool EXACT, uint32_t FLIGHT>
+/* Block (t, y) begins with part y of token t; there is one block more in x. FLIGHT: results that
+ * are loaded at the same time. Two ranks have two partial sums a token, which need few registers;
+ * more blocks then share a multiprocessor. */
+template <bool BF16, bool EXACT, uint32_t FLIGHT, typename ARGS>
 static __global__ void __launch_bounds__(EP_CUDA_THREADS, FLIGHT == 2 ? 3 : 2)
-    combine_recv_kernel(const __grid_constant__ ep_cuda_args a)
+    combine_recv_kernel(const __grid_constant__ ARGS a)
 {
+    if (a.lets_next_start)
+        let_successor_start();
     const uint32_t epoch = load_word(&a.state->combine_epoch) + 1;
     const uint32_t failed = load_word(a.error);
 
     dawdle(a, 3);
     if (blockIdx.x == gridDim.x - 1) {
         /* Having all packets is what lets memory be used again. */
-        for (uint32_t r = threadIdx.x; r < a.n_ranks; r += blockDim.x) {
+        if (threadIdx.x < a.n_ranks && blockIdx.y == 0) {
             uint4 v;
-            await_packet(a, place(a, a.rank, count_at(a, 1, r)), epoch, &v, EP_FAULT_COMBINE, r);
+            await_packet(a, place(a, a.rank, count_at(a, 1, threadIdx.x)), epoch, &v,
+                         EP_FAULT_COMBINE, threadIdx.x);
         }
     } else {
         if (a.tp > 1)
@@ -263,12 +275,12 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS, FLIGHT == 2 ? 3 : 2)
         wait_predecessor(); /* its end must mean that the send has ended, too */
 }
 
-template <bool BF16> static const void *kernel_for(bool exact, bool two)
+template <bool BF16, typename ARGS> static const void *kernel_for(bool exact, bool two)
 {
     if (exact)
-        return (const void *)combine_recv_kernel<BF16, true, EP_CUDA_ROWS_IN_FLIGHT>;
-    return two ? (const void *)combine_recv_kernel<BF16, false, 2>
-               : (const void *)combine_recv_kernel<BF16, false, EP_CUDA_ROWS_IN_FLIGHT>;
+        return (const void *)combine_recv_kernel<BF16, true, EP_CUDA_ROWS_IN_FLIGHT, ARGS>;
+    return two ? (const void *)combine_recv_kernel<BF16, false, 2, ARGS>
+               : (const void *)combine_recv_kernel<BF16, false, EP_CUDA_ROWS_IN_FLIGHT, ARGS>;
 }
 
 cudaError_t yard_ep_cuda_launch_combine_recv(const ep_cuda_args *a, bool bf16, bool exact,
@@ -276,5 +288,9 @@ cudaError_t yard_ep_cuda_launch_combine_recv(const ep_cuda_args *a, bool bf16, b
 {
     const bool two = a->n_ranks <= 2;
 
-    return launch(bf16 ? kernel_for<true>(exact, two) : kernel_for<false>(exact, two), a, l);
+    if (bf16 && is_common(a))
+        return launch(kernel_for<true, ep_cuda_common>(exact, two), a, l);
+    return launch(bf16 ? kernel_for<true, ep_cuda_args>(exact, two)
+                       : kernel_for<false, ep_cuda_args>(exact, two),
+                  a, l);
 }

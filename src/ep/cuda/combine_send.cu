@@ -10,19 +10,24 @@ typedef struct arrival {
     bool exists;
 } arrival;
 
-/* Peers' tokens before this rank's own. Loads only: nothing is waited for. */
-template <bool EXACT> DEVICE arrival look_up(const ep_cuda_args &a, uint32_t q, uint32_t lane)
+DEVICE uint64_t weights_at(const ep_cuda_args &a, uint32_t slot, uint32_t lane)
 {
-    const uint32_t g = (q % a.dp + a.group + 1) % a.dp, t = q / a.dp, slot = g * a.max_tokens + t;
+    return a.at_weights + ((uint64_t)slot * a.n_weight_packets + lane) * VECTOR;
+}
+
+/* Peers' tokens before this rank's own. Loads only: nothing is waited for. */
+template <bool EXACT, typename ARGS>
+DEVICE arrival look_up(const ARGS &a, uint32_t q, uint32_t lane)
+{
+    const uint32_t t = quotient(q, a.by_dp), before = q - t * a.dp + a.group + 1;
+    const uint32_t g = before < a.dp ? before : before - a.dp, slot = g * a.max_tokens + t;
     arrival n = { -1, {}, g, t, 0, false };
 
     n.exists = t < load_shallow(a.arrived + g);
     if (lane < a.top_k)
         n.row = load_shallow(a.row_map + slot * a.top_k + lane);
     if (!EXACT && lane < a.n_weight_packets)
-        n.weights = load_packet(
-            a,
-            place(a, a.rank, a.at_weights + ((uint64_t)slot * a.n_weight_packets + lane) * VECTOR));
+        n.weights = load_packet(a, place(a, a.rank, weights_at(a, slot, lane)));
     if (!EXACT)
         n.ordinal = load_shallow(a.ordinal + slot);
     if (!n.exists)
@@ -31,17 +36,16 @@ template <bool EXACT> DEVICE arrival look_up(const ep_cuda_args &a, uint32_t q, 
 }
 
 /* This lane's weight. The packets went with the token's header; whoever finds one late waits. */
-DEVICE float weight_of(const ep_cuda_args &a, const arrival &n, uint32_t epoch, uint32_t lane)
+template <typename ARGS>
+DEVICE float weight_of(const ARGS &a, const arrival &n, uint32_t epoch, uint32_t lane)
 {
     const uint32_t slot = n.group * a.max_tokens + n.t;
     uint4 w = n.weights;
     uint32_t x, y, z;
 
     if (lane < a.n_weight_packets && w.w != epoch)
-        await_packet(
-            a,
-            place(a, a.rank, a.at_weights + ((uint64_t)slot * a.n_weight_packets + lane) * VECTOR),
-            epoch, &w, EP_FAULT_DISPATCH, owner_of(a, n.group, n.t));
+        await_packet(a, place(a, a.rank, weights_at(a, slot, lane)), epoch, &w, EP_FAULT_DISPATCH,
+                     owner_of(a, n.group, n.t));
     __syncwarp();
     x = __shfl_sync(ALL_LANES, w.x, lane / 3);
     y = __shfl_sync(ALL_LANES, w.y, lane / 3);
@@ -59,71 +63,65 @@ template <bool BF16> DEVICE uint4 pack(const float value[8])
                           __float_as_uint(value[2]), __float_as_uint(value[3]));
 }
 
-DEVICE void return_vector(const ep_cuda_args &a, uint8_t *to, uint32_t v, uint4 value,
-                          uint32_t substitute)
+/* Vector v of a token's rows, FLIGHT of them under way at a time, in the order of choices. */
+template <bool BF16, bool EXACT, uint32_t FLIGHT, typename ARGS>
+DEVICE void return_token(const ARGS &a, const arrival &n, float weight, uint32_t v, uint32_t end)
 {
-    if (v < a.n_result_vectors)
-        store_relaxed(to + v * VECTOR, without_poison(value, substitute));
-}
-
-template <bool BF16, bool EXACT>
-DEVICE void return_token(const ep_cuda_args &a, const arrival &n, float weight, uint32_t part,
-                         uint32_t lane)
-{
-    const uint32_t end = min((part + 1) * a.part_vectors, a.n_result_vectors);
     const uint32_t substitute = BF16 ? 0xfffefffeu : POISON - 1; /* NaNs again */
-    const uint32_t owner = owner_of(a, n.group, n.t);
+    uint8_t *to =
+        place(a, owner_of(a, n.group, n.t), result_at(a, n.t, EXACT ? 0 : n.ordinal)) + v * VECTOR;
+    float sum[8] = {};
 
-    for (uint32_t base = part * a.part_vectors + threadIdx.x - lane; base < end;
-         base += blockDim.x) {
-        const uint32_t v = base + lane;
-        float sum[8] = {};
-
-        for (uint32_t k0 = 0; k0 < a.top_k; k0 += EP_CUDA_ROWS_IN_FLIGHT) {
-            uint4 in[EP_CUDA_ROWS_IN_FLIGHT];
+#pragma unroll 1
+    for (uint32_t m = __ballot_sync(ALL_LANES, n.row >= 0); m;) {
+        uint4 in[FLIGHT];
+        uint32_t rest = m;
 
 #pragma unroll
-            for (uint32_t i = 0; i < EP_CUDA_ROWS_IN_FLIGHT; i++) {
-                const int32_t row = __shfl_sync(ALL_LANES, n.row, k0 + i);
-                if (k0 + i < a.top_k && row >= 0 && v < a.n_result_vectors)
-                    in[i] = get_vector((const uint8_t *)a.expert_y + (uint64_t)row * a.result_bytes,
-                                       v * VECTOR, a.result_bytes, a.wide);
-            }
-#pragma unroll
-            for (uint32_t i = 0; i < EP_CUDA_ROWS_IN_FLIGHT; i++) {
-                const int32_t row = __shfl_sync(ALL_LANES, n.row, k0 + i);
-                const float w = __shfl_sync(ALL_LANES, weight, k0 + i);
-                if (k0 + i >= a.top_k || row < 0)
-                    continue;
-                if (EXACT)
-                    return_vector(a, place(a, owner, result_at(a, n.t, k0 + i)), v, in[i],
-                                  substitute);
-                else
-                    accumulate<BF16>(sum, in[i], w);
-            }
+        for (uint32_t i = 0; i < FLIGHT; i++, rest &= rest - 1) {
+            const uint32_t row = (uint32_t)__shfl_sync(ALL_LANES, n.row, __ffs((int)rest) - 1);
+            if (rest && v < end)
+                in[i] = get_vector((const uint8_t *)a.expert_y + (uint64_t)row * a.result_bytes,
+                                   v * VECTOR, a.result_bytes, a.wide);
         }
-        if (!EXACT)
-            return_vector(a, place(a, owner, result_at(a, n.t, n.ordinal)), v, pack<BF16>(sum),
-                          substitute);
+#pragma unroll
+        for (uint32_t i = 0; i < FLIGHT; i++, m &= m - 1) {
+            const uint32_t k = (uint32_t)__ffs((int)m) - 1;
+            const float w = EXACT ? 0.0f : __shfl_sync(ALL_LANES, weight, k);
+
+            if (m == 0 || v >= end)
+                continue;
+            if (EXACT)
+                store_relaxed(to + (uint64_t)k * a.result_pitch, without_poison(in[i], substitute));
+            else
+                accumulate<BF16>(sum, in[i], w);
+        }
     }
+    if (!EXACT && v < end)
+        store_relaxed(to, without_poison(pack<BF16>(sum), substitute));
 }
 
 /* To every rank, also where nothing is returned: this rank has read what dispatch brought. */
 DEVICE void send_packets(const ep_cuda_args &a, uint32_t epoch)
 {
-    for (uint32_t i = threadIdx.x; i < a.n_ranks; i += blockDim.x)
-        store_relaxed(place(a, (a.rank + 1 + i) % a.n_ranks, count_at(a, 1, a.rank)),
-                      make_uint4(0, 0, 0, epoch));
+    if (threadIdx.x < a.n_ranks)
+        store_relaxed(place(a, threadIdx.x, count_at(a, 1, a.rank)), make_uint4(0, 0, 0, epoch));
     if (threadIdx.x == 0)
         a.state->dispatch_epoch = epoch;
 }
 
-template <bool BF16, bool EXACT>
-static __global__ void __launch_bounds__(EP_CUDA_THREADS, 2)
-    combine_send_kernel(const __grid_constant__ ep_cuda_args a)
+/* Block (q, y) begins with part y of arrival q. FLIGHT: half the rows at a time need half the
+ * registers, and of such blocks more share a multiprocessor. */
+template <bool BF16, bool EXACT, uint32_t FLIGHT, typename ARGS>
+static __global__ void __launch_bounds__(FLIGHT == EP_CUDA_ROWS_IN_FLIGHT ? EP_CUDA_THREADS
+                                                                          : EP_CUDA_THREADS / 2,
+                                         FLIGHT == EP_CUDA_ROWS_IN_FLIGHT ? 2 : EP_CUDA_HALF_BLOCKS)
+    combine_send_kernel(const __grid_constant__ ARGS a)
 {
-    const uint32_t lane = threadIdx.x % WARP, n_items = a.dp * a.bound * a.n_parts;
-    uint32_t item = blockIdx.x, epoch, failed;
+    const uint32_t lane = threadIdx.x % WARP, n_items = a.dp * a.bound;
+    const uint32_t begin = blockIdx.y * a.part_vectors;
+    const uint32_t v = begin + threadIdx.x, end = min(begin + a.part_vectors, a.n_result_vectors);
+    uint32_t q = blockIdx.x, epoch, failed;
     arrival next = { -1, {}, 0, 0, 0, false };
 
     wait_predecessor();
@@ -131,32 +129,47 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS, 2)
     dawdle(a, 2);
     epoch = load_word(&a.state->combine_epoch) + 1;
     failed = load_word(a.error);
-    if (item < n_items)
-        next = look_up<EXACT>(a, item / a.n_parts, lane);
+    if (q < n_items)
+        next = look_up<EXACT>(a, q, lane);
     if (failed)
         return;
-    if (blockIdx.x == 0)
+    if (blockIdx.x == 0 && blockIdx.y == 0)
         send_packets(a, epoch);
-    for (; item < n_items; item += gridDim.x) {
+#pragma unroll 1
+    for (; q < n_items; q += gridDim.x) {
         const arrival n = next;
         float weight = 0.0f;
 
-        if (item + gridDim.x < n_items)
-            next = look_up<EXACT>(a, (item + gridDim.x) / a.n_parts, lane);
+        if (q + gridDim.x < n_items)
+            next = look_up<EXACT>(a, q + gridDim.x, lane);
         if (!__any_sync(ALL_LANES, n.row >= 0))
             continue;
         if (!EXACT)
             weight = weight_of(a, n, epoch, lane);
-        return_token<BF16, EXACT>(a, n, weight, item % a.n_parts, lane);
+        return_token<BF16, EXACT, FLIGHT>(a, n, weight, v, end);
     }
+}
+
+template <bool BF16, uint32_t FLIGHT, typename ARGS> static const void *kernel_for(bool exact)
+{
+    return exact ? (const void *)combine_send_kernel<BF16, true, FLIGHT, ARGS>
+                 : (const void *)combine_send_kernel<BF16, false, FLIGHT, ARGS>;
 }
 
 cudaError_t yard_ep_cuda_launch_combine_send(const ep_cuda_args *a, bool bf16, bool exact,
                                              const ep_cuda_launch *l)
 {
+    const uint32_t n = EP_CUDA_ROWS_IN_FLIGHT;
+
+    if (bf16 && is_common(a))
+        return launch(l->half_flight ? kernel_for<true, n / 2, ep_cuda_common>(exact)
+                                     : kernel_for<true, n, ep_cuda_common>(exact),
+                      a, l);
     if (bf16)
-        return exact ? launch((const void *)combine_send_kernel<true, true>, a, l)
-                     : launch((const void *)combine_send_kernel<true, false>, a, l);
-    return exact ? launch((const void *)combine_send_kernel<false, true>, a, l)
-                 : launch((const void *)combine_send_kernel<false, false>, a, l);
+        return launch(l->half_flight ? kernel_for<true, n / 2, ep_cuda_args>(exact)
+                                     : kernel_for<true, n, ep_cuda_args>(exact),
+                      a, l);
+    return launch(l->half_flight ? kernel_for<false, n / 2, ep_cuda_args>(exact)
+                                 : kernel_for<false, n, ep_cuda_args>(exact),
+                  a, l);
 }

@@ -48,7 +48,9 @@ enum {
     EP_CUDA_THREADS = 448,   /* 14 warps: one vector of 16 bytes each is an FP8 row of 7168 */
     EP_CUDA_LAYOUT_THREADS = 512,
     EP_CUDA_MAX_SELF_PROVING = 2048, /* id packets that a receiving block holds in shared memory */
-    EP_CUDA_ROWS_IN_FLIGHT = 8
+    EP_CUDA_ROWS_IN_FLIGHT = 8,
+    EP_CUDA_HALF_BLOCKS =
+        5 /* of half the threads, with half the rows in flight, share a multiprocessor */
 };
 
 /* What a kernel reports, in ep_cuda_error.what */
@@ -82,6 +84,11 @@ enum { EP_CUDA_SENT = 4096 }; /* what one dispatch adds to n_sent, whatever its 
 /* How the values of x become the payload of a row. */
 typedef enum ep_cuda_input { EP_INPUT_RAW, EP_INPUT_BF16, EP_INPUT_F32 } ep_cuda_input;
 
+/* Of a division by multiplication; magic 0: by 1. */
+typedef struct ep_cuda_divisor {
+    uint32_t magic;
+} ep_cuda_divisor;
+
 /* Everything a kernel knows. By value: the constant bank holds it. */
 typedef struct ep_cuda_args {
     uint8_t *heap[EP_CUDA_MAX_RANKS]; /* of each rank, as this device reaches it */
@@ -109,25 +116,25 @@ typedef struct ep_cuda_args {
     int32_t *flat_row;         /* [slots]; flat only */
 
     uint32_t rank, n_ranks, tp, dp, group, replica;
-    uint32_t n_experts, n_local, rank_magic, top_k, hidden, max_tokens, row_align;
+    uint32_t n_experts, n_local, top_k, hidden, max_tokens, row_align;
     uint32_t n_id_packets, n_weight_packets;   /* of a token; no weights: exact */
     uint32_t payload_bytes, n_vectors, n_cols; /* of a row of dispatch; n_cols: scales */
     uint32_t scale_at;                         /* in the row on the wire */
     uint32_t row_pitch, result_pitch, output_pitch;
-    uint32_t result_bytes, n_result_vectors; /* of a row of combine */
-    uint32_t poison_substitute;              /* for a payload word that looks like poison */
+    uint32_t result_bytes, n_result_vectors;   /* of a row of combine */
+    uint32_t poison_substitute;                /* for a payload word that looks like poison */
+    ep_cuda_divisor by_local, by_dp, by_bound; /* n_local, dp, bound */
     uint64_t timeout_ns;
     bool flat, ue8m0, output_bf16;
     uint32_t no_bits; /* 0: see load_packet */
 
     /* this call */
-    uint32_t bound;   /* no instance has more tokens */
-    uint32_t n_parts; /* blocks a row */
-    uint32_t part_vectors;
-    uint32_t
-        n_readable; /* rows of x, expert and weight that may be read before n_tokens is known */
-    bool wide;      /* rows of the caller's buffers can be accessed by vectors */
-    bool early;     /* launched before the send has ended */
+    uint32_t bound;        /* no instance has more tokens */
+    uint32_t part_vectors; /* of a row, which block (., y) takes from y * part_vectors on */
+    uint32_t n_readable;   /* rows of x, expert and weight that may be read early */
+    bool wide;             /* rows of the caller's buffers can be accessed by vectors */
+    bool early;            /* launched before the send has ended */
+    bool lets_next_start;  /* the kernel behind this one may be launched at once */
     const void *x;
     const float *x_scale;
     const int32_t *expert;
@@ -142,10 +149,11 @@ typedef struct ep_cuda_args {
 } ep_cuda_args;
 
 typedef struct ep_cuda_launch {
-    uint32_t n_blocks, n_threads;
+    uint32_t n_blocks, n_parts, n_threads; /* a grid of n_blocks x n_parts */
     size_t shared_bytes;
     cudaStream_t stream;
-    bool overlap; /* may start before its predecessor has ended */
+    bool half_flight; /* combine_send: few rows in flight a thread, many threads */
+    bool overlap;     /* may start before its predecessor has ended */
 } ep_cuda_launch;
 
 /* Each returns what the launch returned. flags: rows with a flag each instead of self-proving. */

@@ -9,6 +9,19 @@
 enum { WARP = 32, VECTOR = 16 };
 static const uint32_t ALL_LANES = 0xffffffffu, POISON = 0xffffffffu;
 
+/* The arguments as kernels for common shapes see them: what is the same in all of these is known
+ * when they are compiled. At few tokens a kernel takes about as long as its code takes to arrive,
+ * and this halves the code. */
+struct ep_cuda_common : ep_cuda_args {
+    static constexpr uint32_t top_k = 8, n_id_packets = 1, tp = 1, replica = 0;
+    static constexpr bool wide = true;
+};
+
+static inline bool is_common(const ep_cuda_args *a)
+{
+    return a->top_k == 8 && a->tp == 1 && a->wide;
+}
+
 /* ---- accesses -------------------------------------------------------------------------- */
 
 /* Between devices, without order or fence. Of a row each word proves itself. */
@@ -141,39 +154,42 @@ static __device__ __noinline__ void report(const ep_cuda_args &a, uint32_t what,
 }
 
 /* Deadlines are looked at once in this many polls: a read of the clock takes longer than a poll. */
-enum { POLLS_BETWEEN = 256 };
+enum { POLLS_BETWEEN = 256, POLLS_WITHOUT_PAUSE = 32 };
 
-/* The deadline, set when it is asked for first; 0 once it has passed or the group has failed. */
-static __device__ __noinline__ uint64_t check_deadline(const ep_cuda_args &a, uint64_t until,
-                                                       uint32_t what, uint32_t rank)
+typedef struct waiting {
+    uint64_t until; /* 1: not asked for yet */
+    uint32_t n_polls;
+} waiting;
+
+static const waiting BEGIN_WAITING = { 1, 0 };
+
+/* The deadline; 0 once it has passed or the group has failed. */
+static __device__ __noinline__ uint64_t wait_longer(const ep_cuda_args &a, waiting w, uint32_t what,
+                                                    uint32_t rank)
 {
-    const uint64_t now = now_ns();
+    uint64_t now;
 
+    __nanosleep(w.n_polls < 128 ? 20 : 100);
+    if (w.n_polls % POLLS_BETWEEN != 0)
+        return w.until;
+    now = now_ns();
     if (load_word(a.error) != 0)
         return 0;
-    if (until == 0) /* what names a rank comes first */
+    if (w.until == 1) /* what names a rank comes first */
         return now + a.timeout_ns + (what == EP_FAULT_RESULT ? a.timeout_ns / 8 : 0);
-    if (now < until)
-        return until;
+    if (now < w.until)
+        return w.until;
     report(a, what, (int32_t)rank);
     return 0;
 }
-
-typedef struct waiting {
-    uint64_t until;
-    uint32_t n_polls;
-} waiting;
 
 /* False once the deadline has passed or the group has failed. Who waits for longer polls less
  * often: many blocks that read the same lines without a pause can keep their writer from them for
  * ever. */
 DEVICE bool may_wait(const ep_cuda_args &a, waiting *w, uint32_t what, uint32_t rank)
 {
-    if (++w->n_polls > 4)
-        __nanosleep(w->n_polls < 64 ? 20 : 100);
-    if (w->n_polls % POLLS_BETWEEN != 0)
-        return true;
-    w->until = check_deadline(a, w->until, what, rank);
+    if (++w->n_polls > POLLS_WITHOUT_PAUSE)
+        w->until = wait_longer(a, *w, what, rank);
     return w->until != 0;
 }
 
@@ -202,7 +218,7 @@ DEVICE uint4 without_poison(uint4 v, uint32_t substitute)
 DEVICE bool await_vector(const ep_cuda_args &a, const void *p, uint4 *v, uint32_t what,
                          uint32_t rank)
 {
-    waiting w = { 0, 0 };
+    waiting w = BEGIN_WAITING;
 
     while (is_poisoned(*v)) {
         if (!may_wait(a, &w, what, rank))
@@ -215,7 +231,7 @@ DEVICE bool await_vector(const ep_cuda_args &a, const void *p, uint4 *v, uint32_
 DEVICE bool await_packet(const ep_cuda_args &a, const void *p, uint32_t epoch, uint4 *v,
                          uint32_t what, uint32_t rank)
 {
-    waiting w = { 0, 0 };
+    waiting w = BEGIN_WAITING;
 
     while ((*v = load_packet(a, p)).w != epoch)
         if (!may_wait(a, &w, what, rank))
@@ -223,16 +239,14 @@ DEVICE bool await_packet(const ep_cuda_args &a, const void *p, uint32_t epoch, u
     return true;
 }
 
-/* Tests: some blocks of some kernels come late, differently on every rank. */
-DEVICE void dawdle(const ep_cuda_args &a, uint32_t kernel)
+static __device__ __noinline__ void waste_time(const ep_cuda_args &a, uint32_t kernel)
 {
     uint32_t h;
     uint64_t begun, ns;
 
-    if (a.delay_seed == 0)
-        return;
-    h = (blockIdx.x * 2654435761u) ^ (a.delay_seed + kernel * 77 + a.rank * 1299721 +
-                                      load_word(&a.state->combine_epoch) * 40503u);
+    h = ((blockIdx.x + blockIdx.y * 7919u) * 2654435761u) ^
+        (a.delay_seed + kernel * 77 + a.rank * 1299721 +
+         load_word(&a.state->combine_epoch) * 40503u);
     h = (h ^ h >> 13) * 0x5bd1e995u;
     h ^= h >> 15;
     ns = ((a.delay_seed * 7 + kernel + 3 * a.rank + load_word(&a.state->combine_epoch)) % 5 == 0
@@ -241,6 +255,13 @@ DEVICE void dawdle(const ep_cuda_args &a, uint32_t kernel)
          ((h & 15) == 0 ? (h >> 8) % 15000u : 0u);
     for (begun = now_ns(); now_ns() - begun < ns;)
         ;
+}
+
+/* Tests: some blocks of some kernels come late, differently on every rank. */
+DEVICE void dawdle(const ep_cuda_args &a, uint32_t kernel)
+{
+    if (a.delay_seed)
+        waste_time(a, kernel);
 }
 
 /* ---- places ---------------------------------------------------------------------------- */
@@ -260,20 +281,25 @@ DEVICE uint64_t row_at(const ep_cuda_args &a, uint32_t slot)
     return a.at_rows + (uint64_t)slot * a.row_pitch;
 }
 
-DEVICE uint64_t result_at(const ep_cuda_args &a, uint32_t t, uint32_t slot)
+template <typename ARGS> DEVICE uint64_t result_at(const ARGS &a, uint32_t t, uint32_t slot)
 {
-    return a.at_results + ((uint64_t)t * a.top_k + slot) * a.result_pitch;
+    return a.at_results + (uint64_t)(t * a.top_k + slot) * a.result_pitch;
 }
 
-DEVICE uint32_t owner_of(const ep_cuda_args &a, uint32_t group, uint32_t t)
+template <typename ARGS> DEVICE uint32_t owner_of(const ARGS &a, uint32_t group, uint32_t t)
 {
     return group * a.tp + t % a.tp;
 }
 
-/* id / n_local by multiplication: exact for ids below 2^20 and up to 4095 experts a rank. */
+/* By multiplication: exact for n below 2^20 and divisors below 4096. */
+DEVICE uint32_t quotient(uint32_t n, ep_cuda_divisor d)
+{
+    return d.magic ? __umulhi(n, d.magic) : n;
+}
+
 DEVICE int32_t rank_of(const ep_cuda_args &a, int32_t id)
 {
-    return a.n_local == 1 ? id : (int32_t)__umulhi((uint32_t)id, a.rank_magic);
+    return (int32_t)quotient((uint32_t)id, a.by_local);
 }
 
 DEVICE uint32_t byte_of(uint2 ids, uint32_t i)
@@ -321,7 +347,7 @@ DEVICE void put_vector(void *row, uint32_t at, uint32_t n_bytes, uint4 v, bool w
 }
 
 /* Four scales of a row, of which only those below n_cols exist. */
-DEVICE void put_scales(const ep_cuda_args &a, uint64_t row, uint32_t col, uint4 v)
+template <typename ARGS> DEVICE void put_scales(const ARGS &a, uint64_t row, uint32_t col, uint4 v)
 {
     const uint32_t word[4] = { v.x, v.y, v.z, v.w };
     float *to = a.expert_x_scale + row * a.n_cols + col;
@@ -385,8 +411,9 @@ static inline cudaError_t launch(const void *kernel, const ep_cuda_args *a, cons
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim.x = l->n_blocks;
+    config.gridDim.y = l->n_parts;
     config.blockDim.x = l->n_threads;
-    config.gridDim.y = config.gridDim.z = config.blockDim.y = config.blockDim.z = 1;
+    config.gridDim.z = config.blockDim.y = config.blockDim.z = 1;
     config.dynamicSmemBytes = l->shared_bytes;
     config.stream = l->stream;
     config.attrs = &overlap;

@@ -17,9 +17,15 @@ typedef struct recv_shared {
 } recv_shared;
 
 /* q numbers the tokens in order of (instance, token): q = instance * bound + token. */
-DEVICE uint32_t slot_of(const ep_cuda_args &a, uint32_t q)
+typedef struct origin {
+    uint32_t group, t, slot;
+} origin;
+
+DEVICE origin origin_of(const ep_cuda_args &a, uint32_t q)
 {
-    return q / a.bound * a.max_tokens + q % a.bound;
+    const uint32_t g = quotient(q, a.by_bound), t = q - g * a.bound;
+
+    return { g, t, g * a.max_tokens + t };
 }
 
 /* ---- all id packets ------------------------------------------------------------------------ */
@@ -34,16 +40,17 @@ DEVICE void add_counts(recv_shared *s, uint2 ids)
 
 /* The packet, or none once the instance's token count says that there is no such token. One thread
  * of a block polls each packet: more pollers of one line slow its writer down. */
-DEVICE uint4 await_ids(const ep_cuda_args &a, recv_shared *s, uint4 v, const uint8_t *p, uint32_t q,
+template <typename ARGS>
+DEVICE uint4 await_ids(const ARGS &a, recv_shared *s, uint4 v, const uint8_t *p, origin o,
                        uint32_t epoch)
 {
-    const uint32_t source = owner_of(a, q / a.bound, q % a.bound);
-    waiting w = { 0, 0 };
+    const uint32_t source = owner_of(a, o.group, o.t);
+    waiting w = BEGIN_WAITING;
 
     while (v.w != epoch) {
         const uint32_t n = *(volatile uint32_t *)&s->n_tokens[source];
 
-        if (n != UNKNOWN && q % a.bound >= n)
+        if (n != UNKNOWN && o.t >= n)
             return make_uint4(~0u, ~0u, 0, epoch);
         if (!may_wait(a, &w, EP_FAULT_DISPATCH, source)) {
             s->failed = 1;
@@ -54,53 +61,69 @@ DEVICE uint4 await_ids(const ep_cuda_args &a, recv_shared *s, uint4 v, const uin
     return v;
 }
 
-DEVICE const uint8_t *ids_at(const ep_cuda_args &a, uint32_t i)
+template <typename ARGS> DEVICE const uint8_t *ids_at(const ARGS &a, uint32_t i)
 {
-    const uint64_t at =
-        (uint64_t)slot_of(a, i / a.n_id_packets) * a.n_id_packets + i % a.n_id_packets;
+    const uint32_t q = i / a.n_id_packets;
+    const uint64_t at = (uint64_t)origin_of(a, q).slot * a.n_id_packets + (i - q * a.n_id_packets);
 
     return place(a, a.rank, a.at_ids + at * VECTOR);
 }
 
-/* The first packet that a thread looks at, asked for before anything is known. */
+/* The first packets that a thread looks at, asked for before anything is known. The block's last
+ * warp looks after the token counts, a lane a rank. */
 typedef struct first_packets {
     uint4 count, ids;
 } first_packets;
 
-DEVICE first_packets ask_for_packets(const ep_cuda_args &a)
+DEVICE uint32_t counted_rank(void)
 {
+    return threadIdx.x + WARP - blockDim.x; /* no rank in other warps */
+}
+
+template <typename ARGS> DEVICE first_packets ask_for_packets(const ARGS &a)
+{
+    const uint32_t rank = counted_rank();
     first_packets p = {};
 
-    if (threadIdx.x < a.n_ranks)
-        p.count = load_packet(a, place(a, a.rank, count_at(a, 0, threadIdx.x)));
+    if (rank < a.n_ranks)
+        p.count = load_packet(a, place(a, a.rank, count_at(a, 0, rank)));
     if (threadIdx.x < a.dp * a.bound * a.n_id_packets)
         p.ids = load_packet(a, ids_at(a, threadIdx.x));
     return p;
 }
 
-DEVICE void collect(const ep_cuda_args &a, recv_shared *s, uint2 *ids, first_packets p,
-                    uint32_t own_q, bool counting, uint32_t epoch)
+DEVICE void await_counts(const ep_cuda_args &a, recv_shared *s, uint4 v, uint32_t epoch)
+{
+    const uint32_t rank = counted_rank();
+
+    if (rank < a.n_ranks) {
+        if (v.w != epoch && !await_packet(a, place(a, a.rank, count_at(a, 0, rank)), epoch, &v,
+                                          EP_FAULT_DISPATCH, rank))
+            s->failed = 1;
+        *(volatile uint32_t *)&s->n_tokens[rank] = v.w == epoch ? v.x : 0;
+    }
+    __syncwarp(); /* no lane polls for ids that another lane of its warp still counts here */
+}
+
+template <typename ARGS>
+DEVICE void collect(const ARGS &a, recv_shared *s, uint2 *ids, first_packets p, uint32_t own_q,
+                    bool counting, uint32_t epoch)
 {
     const uint32_t n_packets = a.dp * a.bound * a.n_id_packets;
 
-    if (threadIdx.x < a.n_ranks) {
-        if (p.count.w != epoch && !await_packet(a, place(a, a.rank, count_at(a, 0, threadIdx.x)),
-                                                epoch, &p.count, EP_FAULT_DISPATCH, threadIdx.x))
-            s->failed = 1;
-        *(volatile uint32_t *)&s->n_tokens[threadIdx.x] = p.count.w == epoch ? p.count.x : 0;
-    }
-    __syncwarp(); /* no lane polls below for what another lane of its warp still waits for here */
+    await_counts(a, s, p.count, epoch);
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < n_packets; i += blockDim.x) {
-        uint4 v = p.ids;
+        const uint8_t *const at = ids_at(a, i);
 
         if (i != threadIdx.x)
-            v = load_packet(a, ids_at(a, i));
-        v = await_ids(a, s, v, ids_at(a, i), i / a.n_id_packets, epoch);
-        ids[i] = make_uint2(v.x, v.y);
+            p.ids = load_packet(a, at);
+        p.ids = await_ids(a, s, p.ids, at, origin_of(a, i / a.n_id_packets), epoch);
+        ids[i] = make_uint2(p.ids.x, p.ids.y);
         if (counting)
             add_counts(s, ids[i]);
         if (i == own_q * a.n_id_packets)
-            s->ordinal = v.z;
+            s->ordinal = p.ids.z;
     }
 }
 
@@ -122,13 +145,15 @@ DEVICE uint32_t first_row(const ep_cuda_args &a, const recv_shared *s, uint32_t 
 {
     uint32_t n = 0;
 
+#pragma unroll 1
     for (uint32_t e = lane; e < expert; e += WARP)
         n += (s->count[e] + a.row_align - 1) / a.row_align * a.row_align;
     return __reduce_add_sync(ALL_LANES, n);
 }
 
 /* By one warp: the row of choice k of token q. */
-DEVICE int32_t find_row(const ep_cuda_args &a, const recv_shared *s, const uint2 *ids, uint32_t q,
+template <typename ARGS>
+DEVICE int32_t find_row(const ARGS &a, const recv_shared *s, const uint2 *ids, uint32_t q,
                         uint32_t k, uint32_t lane)
 {
     const uint32_t n_packets = a.dp * a.bound * a.n_id_packets, own = q * a.n_id_packets;
@@ -139,9 +164,11 @@ DEVICE int32_t find_row(const ep_cuda_args &a, const recv_shared *s, const uint2
     if (expert == EP_CUDA_NO_EXPERT)
         return -1;
     if (a.row_align == 1)
+#pragma unroll 4
         for (uint32_t i = lane; i < n_packets; i += WARP)
             n += smaller_bytes(ids[i], four) + (i < own ? equal_bytes(ids[i], four) : 0);
     else
+#pragma unroll 1
         for (uint32_t i = lane; i < own; i += WARP)
             n += equal_bytes(ids[i], four);
     n = __reduce_add_sync(ALL_LANES, n) / 8;
@@ -150,7 +177,7 @@ DEVICE int32_t find_row(const ep_cuda_args &a, const recv_shared *s, const uint2
     return (int32_t)(n + (a.row_align == 1 ? 0 : first_row(a, s, expert, lane)));
 }
 
-DEVICE bool has_expert(const ep_cuda_args &a, const uint2 *ids, uint32_t q)
+template <typename ARGS> DEVICE bool has_expert(const ARGS &a, const uint2 *ids, uint32_t q)
 {
     bool any = false;
 
@@ -159,10 +186,12 @@ DEVICE bool has_expert(const ep_cuda_args &a, const uint2 *ids, uint32_t q)
     return any;
 }
 
-DEVICE void find_rows(const ep_cuda_args &a, recv_shared *s, const uint2 *ids, uint32_t q)
+template <typename ARGS>
+DEVICE void find_rows(const ARGS &a, recv_shared *s, const uint2 *ids, uint32_t q)
 {
     const uint32_t lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP;
 
+#pragma unroll 1
     for (uint32_t k = threadIdx.x / WARP; k < a.top_k; k += n_warps) {
         const int32_t row = find_row(a, s, ids, q, k, lane);
         if (lane == 0)
@@ -170,6 +199,7 @@ DEVICE void find_rows(const ep_cuda_args &a, recv_shared *s, const uint2 *ids, u
     }
     if (a.flat && threadIdx.x / WARP == n_warps - 1) {
         uint32_t n = 0;
+#pragma unroll 1
         for (uint32_t i = lane; i < q; i += WARP)
             n += has_expert(a, ids, i);
         n = __reduce_add_sync(ALL_LANES, n);
@@ -180,30 +210,29 @@ DEVICE void find_rows(const ep_cuda_args &a, recv_shared *s, const uint2 *ids, u
 
 /* ---- copying ------------------------------------------------------------------------------- */
 
-DEVICE void copy_out(const ep_cuda_args &a, const recv_shared *s, int32_t my_row, uint32_t base,
-                     uint32_t lane, uint4 payload, uint4 scales)
+template <typename ARGS>
+DEVICE void copy_out(const ARGS &a, const recv_shared *s, int32_t my_row, uint32_t v,
+                     bool has_payload, bool has_scales, uint4 payload, uint4 scales)
 {
-    const uint32_t v = base + lane;
-
+#pragma unroll 2
     for (uint32_t k = 0; k < (a.flat ? 1 : a.top_k); k++) {
         const int32_t row = a.flat ? (int32_t)s->n_before : __shfl_sync(ALL_LANES, my_row, k);
 
         if (row < 0)
             continue;
-        if (v < a.n_vectors)
+        if (has_payload)
             put_vector((uint8_t *)a.expert_x + (uint64_t)row * a.payload_bytes, v * VECTOR,
                        a.payload_bytes, payload, a.wide);
-        if (lane == 0 && a.n_cols > 0)
-            put_scales(a, (uint64_t)row, base / 8, scales);
+        if (has_scales)
+            put_scales(a, (uint64_t)row, v / 8, scales);
     }
 }
 
 /* What combine_send needs to know, and the caller's row_index. */
-DEVICE void note_rows(const ep_cuda_args &a, const recv_shared *s, int32_t my_row, uint32_t q,
+template <typename ARGS>
+DEVICE void note_rows(const ARGS &a, const recv_shared *s, int32_t my_row, uint32_t slot,
                       uint32_t lane)
 {
-    const uint32_t slot = slot_of(a, q);
-
     if (lane < a.top_k)
         a.row_map[slot * a.top_k + lane] = my_row;
     if (lane == 0)
@@ -212,48 +241,68 @@ DEVICE void note_rows(const ep_cuda_args &a, const recv_shared *s, int32_t my_ro
         a.row_index[my_row] = (int32_t)(a.flat ? s->n_before : slot);
 }
 
-/* The first vector of each thread was asked for before it was known whether it comes. */
-typedef struct first_try {
+/* One vector of this block's part of a row, and in each warp's first lane the scales of the warp's
+ * vectors; asked for before it was known whether they come. */
+typedef struct piece {
     uint4 payload, scales;
-} first_try;
+    uint8_t *payload_at, *scales_at;
+    uint32_t v;
+    bool has_payload, has_scales;
+} piece;
 
-DEVICE void take_row(const ep_cuda_args &a, const recv_shared *s, uint32_t q, uint32_t part,
-                     first_try early)
+template <typename ARGS> DEVICE piece ask_for_piece(const ARGS &a, uint32_t slot)
 {
-    const uint32_t lane = threadIdx.x % WARP, begin = part * a.part_vectors;
-    const uint32_t end = min(begin + a.part_vectors, a.n_vectors);
-    const uint32_t source = owner_of(a, q / a.bound, q % a.bound);
-    const int32_t my_row = lane < a.top_k ? s->row[lane] : -1;
-    uint8_t *const row = place(a, a.rank, row_at(a, slot_of(a, q)));
+    const uint32_t begin = blockIdx.y * a.part_vectors, lane = threadIdx.x % WARP;
+    const uint32_t v = begin + threadIdx.x, end = min(begin + a.part_vectors, a.n_vectors);
+    uint8_t *const row = place(a, a.rank, row_at(a, slot));
+    piece p = { poison(), poison(), row + v * VECTOR, row + a.scale_at + v / WARP * VECTOR, v };
 
-    if (part == 0 && threadIdx.x < WARP)
-        note_rows(a, s, my_row, q, lane);
+    p.has_payload = v < end;
+    p.has_scales = p.has_payload && lane == 0 && a.n_cols > 0;
+    if (p.has_payload)
+        p.payload = load_relaxed(p.payload_at);
+    if (p.has_scales)
+        p.scales = load_relaxed(p.scales_at);
+    return p;
+}
+
+/* Both vectors are asked for at once. */
+DEVICE void await_piece(const ep_cuda_args &a, piece *p, uint32_t source)
+{
+    waiting w = BEGIN_WAITING;
+
+    for (;;) {
+        const bool no_payload = p->has_payload && is_poisoned(p->payload);
+        const bool no_scales = p->has_scales && is_poisoned(p->scales);
+
+        if (!no_payload && !no_scales)
+            return;
+        if (!may_wait(a, &w, EP_FAULT_DISPATCH, source))
+            return;
+        if (no_payload)
+            p->payload = load_relaxed(p->payload_at);
+        if (no_scales)
+            p->scales = load_relaxed(p->scales_at);
+    }
+}
+
+template <typename ARGS>
+DEVICE void take_row(const ARGS &a, const recv_shared *s, origin o, piece p)
+{
+    const uint32_t lane = threadIdx.x % WARP, source = owner_of(a, o.group, o.t);
+    const int32_t my_row = lane < a.top_k ? s->row[lane] : -1;
+
+    if (blockIdx.y == 0 && threadIdx.x < WARP)
+        note_rows(a, s, my_row, o.slot, lane);
     if (!__any_sync(ALL_LANES, my_row >= 0))
         return;
-    for (uint32_t base = begin + threadIdx.x - lane; base < end; base += blockDim.x) {
-        const uint32_t v = base + lane;
-        uint8_t *const payload_at = row + v * VECTOR, *const scales_at =
-                                                          row + a.scale_at + base / WARP * VECTOR;
-        const bool has_payload = v < a.n_vectors, has_scales = lane == 0 && a.n_cols > 0;
-
-        if (base >= begin + blockDim.x) {
-            early.payload = early.scales = poison();
-            if (has_payload)
-                early.payload = load_relaxed(payload_at);
-            if (has_scales)
-                early.scales = load_relaxed(scales_at);
-        }
-        if (has_payload) {
-            await_vector(a, payload_at, &early.payload, EP_FAULT_DISPATCH, source);
-            store_plain(payload_at, poison());
-        }
-        if (has_scales) {
-            await_vector(a, scales_at, &early.scales, EP_FAULT_DISPATCH, source);
-            store_plain(scales_at, poison());
-        }
-        __syncwarp();
-        copy_out(a, s, my_row, base, lane, early.payload, early.scales);
-    }
+    await_piece(a, &p, source);
+    if (p.has_payload)
+        store_plain(p.payload_at, poison());
+    if (p.has_scales)
+        store_plain(p.scales_at, poison());
+    __syncwarp();
+    copy_out(a, s, my_row, p.v, p.has_payload, p.has_scales, p.payload, p.scales);
 }
 
 /* ---- the kernel ---------------------------------------------------------------------------- */
@@ -268,30 +317,25 @@ DEVICE void write_counts(const ep_cuda_args &a, const recv_shared *s)
         a.arrived[g] = s->n_tokens[g * a.tp];
 }
 
-DEVICE void receive(const ep_cuda_args &a, recv_shared *s, uint2 *ids)
+/* Block (q, y) takes part y of token q's row; there is one block more in x. */
+template <typename ARGS> DEVICE void receive(const ARGS &a, recv_shared *s, uint2 *ids)
 {
     const bool counts = blockIdx.x == gridDim.x - 1;
-    const uint32_t q = counts ? 0 : blockIdx.x / a.n_parts, part = blockIdx.x % a.n_parts;
-    const uint32_t lane = threadIdx.x % WARP, v = part * a.part_vectors + threadIdx.x;
+    const uint32_t q = counts ? 0 : blockIdx.x;
+    const origin o = origin_of(a, q);
     const uint32_t epoch = load_word(&a.state->dispatch_epoch) + 1, failed = load_word(a.error);
-    const uint8_t *row = place(a, a.rank, row_at(a, slot_of(a, q)));
     const bool counting = counts || a.row_align != 1;
     const first_packets packets = ask_for_packets(a);
-    first_try early = { poison(), poison() };
+    const piece early = ask_for_piece(a, o.slot);
 
-    if (!counts && v < a.n_vectors) {
-        early.payload = load_relaxed(row + v * VECTOR);
-        if (lane == 0 && a.n_cols > 0)
-            early.scales = load_relaxed(row + a.scale_at + v / WARP * VECTOR);
-    }
-    for (uint32_t i = threadIdx.x; i < a.n_ranks; i += blockDim.x)
-        s->n_tokens[i] = UNKNOWN;
+    if (threadIdx.x < a.n_ranks)
+        s->n_tokens[threadIdx.x] = UNKNOWN;
     for (uint32_t i = threadIdx.x; counting && i <= EP_CUDA_MAX_LOCAL; i += blockDim.x)
         s->count[i] = 0;
     if (threadIdx.x == 0)
         s->failed = failed;
     __syncthreads(); /* shared memory is set before threads write what they find */
-    if (failed)
+    if (failed || (counts && blockIdx.y > 0))
         return;
     collect(a, s, ids, packets, q, counting, epoch);
     __syncthreads(); /* all ids before anybody counts them */
@@ -301,19 +345,22 @@ DEVICE void receive(const ep_cuda_args &a, recv_shared *s, uint2 *ids)
         write_counts(a, s);
         return;
     }
-    if (q % a.bound >= s->n_tokens[q / a.bound * a.tp])
+    if (o.t >= s->n_tokens[o.group * a.tp])
         return;
     find_rows(a, s, ids, q);
     __syncthreads(); /* the rows of all choices before anybody copies */
-    take_row(a, s, q, part, early);
+    take_row(a, s, o, early);
 }
 
+template <typename ARGS>
 static __global__ void __launch_bounds__(EP_CUDA_THREADS, 2)
-    dispatch_recv_kernel(const __grid_constant__ ep_cuda_args a)
+    dispatch_recv_kernel(const __grid_constant__ ARGS a)
 {
     extern __shared__ uint2 ids[];
     static __shared__ recv_shared shared;
 
+    if (a.lets_next_start)
+        let_successor_start();
     dawdle(a, 1);
     receive(a, &shared, ids);
     if (a.early)
@@ -322,5 +369,7 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS, 2)
 
 cudaError_t yard_ep_cuda_launch_dispatch_recv(const ep_cuda_args *a, const ep_cuda_launch *l)
 {
-    return launch((const void *)dispatch_recv_kernel, a, l);
+    return launch(is_common(a) ? (const void *)dispatch_recv_kernel<ep_cuda_common>
+                               : (const void *)dispatch_recv_kernel<ep_cuda_args>,
+                  a, l);
 }

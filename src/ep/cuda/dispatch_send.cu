@@ -4,18 +4,20 @@
 
 /* ---- where a token goes ------------------------------------------------------------------ */
 
-/* One lane a choice k: the expert and its rank, or -1; firsts: one lane for each rank. */
+/* One lane a choice k: the expert and its rank, or -1; ranks: bit mask of all lanes' ranks. */
 typedef struct choice {
     int32_t expert, rank;
     float weight;
-    uint32_t firsts;
+    uint32_t ranks;
 } choice;
 
-DEVICE choice choose(const ep_cuda_args &a, uint32_t t, uint32_t lane, bool may_read)
+static_assert((int)EP_CUDA_MAX_RANKS <= (int)WARP, "a lane and a bit of a mask for each rank");
+
+template <typename ARGS> DEVICE choice choose(const ARGS &a, uint32_t t, uint32_t lane)
 {
     choice c = { -1, -1, 0.0f, 0 };
 
-    if (may_read && lane < a.top_k) {
+    if (lane < a.top_k) {
         c.expert = load_shallow(a.expert + t * a.top_k + lane);
         c.weight = load_shallow(a.weight + t * a.top_k + lane);
     }
@@ -23,41 +25,24 @@ DEVICE choice choose(const ep_cuda_args &a, uint32_t t, uint32_t lane, bool may_
 }
 
 /* After the loads of choose: nothing here waits for memory twice. */
-DEVICE void find_ranks(const ep_cuda_args &a, choice *c, uint32_t lane)
+DEVICE void find_ranks(const ep_cuda_args &a, choice *c)
 {
-    uint32_t same;
-
     if (c->expert < -1 || c->expert >= (int32_t)a.n_experts) {
         report(a, EP_FAULT_EXPERT, c->expert);
         c->expert = -1;
     }
+    __syncwarp();
     c->rank = c->expert >= 0 ? rank_of(a, c->expert) : -1;
-    same = __match_any_sync(ALL_LANES, c->rank);
-    c->firsts = __ballot_sync(ALL_LANES, c->rank >= 0 && (int)lane == __ffs((int)same) - 1);
+    c->ranks = __reduce_or_sync(ALL_LANES, c->rank >= 0 ? 1u << c->rank : 0);
 }
 
 /* ---- headers ----------------------------------------------------------------------------- */
 
-/* The 8 id bytes that rank `to` gets for the choices from k on. */
-DEVICE uint2 id_bytes(const ep_cuda_args &a, const choice &c, uint32_t k, int32_t to)
-{
-    uint32_t word[2] = { ~0u, ~0u };
-
-#pragma unroll
-    for (uint32_t i = 0; i < 8; i++) {
-        const int32_t rank = __shfl_sync(ALL_LANES, c.rank, k + i);
-        const int32_t expert = __shfl_sync(ALL_LANES, c.expert, k + i);
-        const uint32_t local = (uint32_t)(expert - rank * (int32_t)a.n_local);
-
-        if (k + i < a.top_k && rank == to && rank >= 0)
-            word[i / 4] ^= (local ^ 255u) << 8 * (i % 4);
-    }
-    return make_uint2(word[0], word[1]);
-}
-
+/* From the lanes that `goes` names to their ranks. */
 DEVICE void send_weights(const ep_cuda_args &a, const choice &c, uint32_t slot, uint32_t epoch,
-                         uint32_t to, bool goes)
+                         bool goes)
 {
+#pragma unroll 1
     for (uint32_t i = 0; i < a.n_weight_packets; i++) {
         const float w0 = __shfl_sync(ALL_LANES, c.weight, 3 * i);
         const float w1 = __shfl_sync(ALL_LANES, c.weight, 3 * i + 1);
@@ -65,44 +50,45 @@ DEVICE void send_weights(const ep_cuda_args &a, const choice &c, uint32_t slot, 
 
         if (goes)
             store_relaxed(
-                place(a, to, a.at_weights + ((uint64_t)slot * a.n_weight_packets + i) * VECTOR),
+                place(a, (uint32_t)c.rank,
+                      a.at_weights + ((uint64_t)slot * a.n_weight_packets + i) * VECTOR),
                 make_uint4(__float_as_uint(w0), __float_as_uint(w1), __float_as_uint(w2), epoch));
     }
 }
 
-/* By one warp, a lane a rank: every rank hears of every token, or it would wait for those that do
- * not go there. Also keeps the routing for combine_recv. */
-DEVICE void send_header(const ep_cuda_args &a, const choice &c, uint32_t t, uint32_t epoch,
-                        uint32_t lane)
+/* By one warp. Every rank hears of every token, or it would wait for those that do not go there:
+ * from the first lane of its choices, or else from the lane that bears its number. Also keeps the
+ * routing for combine_recv. */
+template <typename ARGS>
+DEVICE void send_header(const ARGS &a, const choice &c, uint32_t t, uint32_t epoch, uint32_t lane)
 {
     const uint32_t slot = a.group * a.max_tokens + t;
+    const uint32_t same = __match_any_sync(ALL_LANES, c.rank);
+    const bool goes = c.rank >= 0 && (int)lane == __ffs((int)same) - 1;
+    const bool none = lane < a.n_ranks && !(c.ranks >> lane & 1);
+    const uint32_t local = (uint32_t)(c.expert - c.rank * (int32_t)a.n_local);
+    const uint32_t byte = c.rank >= 0 ? (local ^ EP_CUDA_NO_EXPERT) << 8 * (lane % 4) : 0;
+    const uint32_t ordinal = __popc(c.ranks & ((1u << (c.rank & 31)) - 1)); /* of the rank */
+    const uint64_t at = a.at_ids + (uint64_t)slot * a.n_id_packets * VECTOR;
 
-    for (uint32_t base = 0; base < a.n_ranks; base += WARP) {
-        const uint32_t to = base + lane;
-        const bool exists = to < a.n_ranks;
-        uint32_t ordinal = 0; /* of `to` among the token's ranks */
-        bool goes = false;
+    for (uint32_t i = 0; i < a.n_id_packets; i++) {
+        const uint32_t x = __reduce_or_sync(same, lane / 4 == 2 * i ? byte : 0);
+        const uint32_t y = __reduce_or_sync(same, lane / 4 == 2 * i + 1 ? byte : 0);
 
-        for (uint32_t m = c.firsts; m; m &= m - 1) {
-            const uint32_t rank = (uint32_t)__shfl_sync(ALL_LANES, c.rank, __ffs((int)m) - 1);
-            ordinal += rank < to;
-            goes |= rank == to;
-        }
-        for (uint32_t i = 0; i < a.n_id_packets; i++) {
-            const uint2 ids = id_bytes(a, c, 8 * i, exists ? (int32_t)to : -2);
-            if (exists)
-                store_relaxed(
-                    place(a, to, a.at_ids + ((uint64_t)slot * a.n_id_packets + i) * VECTOR),
-                    make_uint4(ids.x, ids.y, ordinal, epoch));
-        }
-        send_weights(a, c, slot, epoch, to, exists && goes);
+        if (goes)
+            store_relaxed(place(a, (uint32_t)c.rank, at + i * VECTOR),
+                          make_uint4(~x, ~y, ordinal, epoch));
+        if (none)
+            store_relaxed(place(a, lane, at + i * VECTOR), make_uint4(~0u, ~0u, 0, epoch));
     }
+    __syncwarp();
+    send_weights(a, c, slot, epoch, goes);
     if (lane < a.top_k) {
         a.kept_expert[t * a.top_k + lane] = c.expert;
         a.kept_weight[t * a.top_k + lane] = c.weight;
     }
     if (lane == 0)
-        a.kept_ranks[t] = (uint32_t)__popc(c.firsts);
+        a.kept_ranks[t] = (uint32_t)__popc(c.ranks);
 }
 
 /* ---- rows -------------------------------------------------------------------------------- */
@@ -116,8 +102,8 @@ typedef struct source {
     uint4 v[4]; /* 16 bytes raw, 16 values of bf16 or f32 */
 } source;
 
-template <ep_cuda_input INPUT>
-DEVICE source load_source(const ep_cuda_args &a, uint32_t t, uint32_t v)
+template <ep_cuda_input INPUT, typename ARGS>
+DEVICE source load_source(const ARGS &a, uint32_t t, uint32_t v)
 {
     const uint32_t n = INPUT == EP_INPUT_RAW ? 1 : INPUT == EP_INPUT_BF16 ? 2 : 4;
     const uint32_t row_bytes = INPUT == EP_INPUT_RAW ? a.payload_bytes : a.hidden * n;
@@ -242,23 +228,16 @@ DEVICE void store_piece(const ep_cuda_args &a, const piece &p, uint32_t rank, ui
         store_relaxed(row + a.scale_at + v / WARP * VECTOR, p.scales);
 }
 
-/* Peers first, this rank last: its own memory is near. The order of peers is that of the choices,
- * which differs from rank to rank. */
+/* Beginning with the rank behind this one, so that ranks begin differently; this rank last: its own
+ * memory is near. */
 DEVICE void store_everywhere(const ep_cuda_args &a, const choice &c, const piece &p, uint32_t slot,
                              uint32_t v, uint32_t lane)
 {
-    bool here = false;
+    const uint32_t behind = a.rank + 1;
 
-    for (uint32_t m = c.firsts; m; m &= m - 1) {
-        const uint32_t rank = (uint32_t)__shfl_sync(ALL_LANES, c.rank, __ffs((int)m) - 1);
-
-        if (rank == a.rank)
-            here = true;
-        else
-            store_piece(a, p, rank, slot, v, lane);
-    }
-    if (here)
-        store_piece(a, p, a.rank, slot, v, lane);
+#pragma unroll 1
+    for (uint32_t m = __funnelshift_r(c.ranks, c.ranks, behind); m; m &= m - 1)
+        store_piece(a, p, ((uint32_t)__ffs((int)m) - 1 + behind) % WARP, slot, v, lane);
 }
 
 /* ---- the kernel ---------------------------------------------------------------------------- */
@@ -266,8 +245,8 @@ DEVICE void store_everywhere(const ep_cuda_args &a, const choice &c, const piece
 /* The token count of this rank goes to every rank: also from a rank without tokens. */
 DEVICE void send_counts(const ep_cuda_args &a, uint32_t n_tokens, uint32_t epoch)
 {
-    for (uint32_t i = threadIdx.x; i < a.n_ranks; i += blockDim.x)
-        store_relaxed(place(a, (a.rank + 1 + i) % a.n_ranks, count_at(a, 0, a.rank)),
+    if (threadIdx.x < a.n_ranks)
+        store_relaxed(place(a, threadIdx.x, count_at(a, 0, a.rank)),
                       make_uint4(n_tokens, 0, 0, epoch));
     if (threadIdx.x == 0) {
         *a.kept_count = n_tokens;
@@ -285,14 +264,15 @@ DEVICE uint32_t valid_tokens(const ep_cuda_args &a, int32_t n)
 }
 
 /* With flags, headers come first: the receivers lay out their rows while these are under way. */
-DEVICE void send_headers_first(const ep_cuda_args &a, uint32_t n_tokens, uint32_t epoch)
+template <typename ARGS>
+DEVICE void send_headers_first(const ARGS &a, uint32_t n_tokens, uint32_t epoch)
 {
     const uint32_t lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP * gridDim.x;
 
     for (uint32_t t = a.replica + (blockIdx.x + threadIdx.x / WARP * gridDim.x) * a.tp;
          t < n_tokens; t += n_warps * a.tp) {
-        choice c = choose(a, t, lane, true);
-        find_ranks(a, &c, lane);
+        choice c = choose(a, t, lane);
+        find_ranks(a, &c);
         send_header(a, c, t, epoch, lane);
     }
 }
@@ -302,95 +282,98 @@ DEVICE void send_headers_first(const ep_cuda_args &a, uint32_t n_tokens, uint32_
 DEVICE void send_flags(const ep_cuda_args &a, const choice &c, uint32_t slot, uint32_t epoch)
 {
     __syncthreads();
-    if (threadIdx.x < WARP && (c.firsts >> threadIdx.x & 1))
-        store_release((uint32_t *)place(a, (uint32_t)c.rank, a.at_flags + slot * 4ull), epoch);
+    if (threadIdx.x < WARP && (c.ranks >> threadIdx.x & 1))
+        store_release((uint32_t *)place(a, threadIdx.x, a.at_flags + slot * 4ull), epoch);
 }
 
-/* Without flags the last warp sends the header while the others make the row. */
-template <ep_cuda_input INPUT, bool FLAGS>
-static __global__ void __launch_bounds__(EP_CUDA_THREADS + (FLAGS ? 0 : WARP), 2)
-    dispatch_send_kernel(const __grid_constant__ ep_cuda_args a)
+/* Without flags the last warp sends the header while the others make the row. A block (t, y) begins
+ * with token t and makes part y of its rows; with flags there is one part. The loads of the first
+ * token are under way before its existence is known. */
+template <ep_cuda_input INPUT, bool FLAGS, typename ARGS>
+static __global__ void __launch_bounds__(EP_CUDA_THREADS + (FLAGS ? 0 : WARP),
+                                         FLAGS &&INPUT != EP_INPUT_F32 ? 3 : 2)
+    dispatch_send_kernel(const __grid_constant__ ARGS a)
 {
     const uint32_t lane = threadIdx.x % WARP, first = threadIdx.x - lane;
     const uint32_t row_threads = blockDim.x - (FLAGS ? 0 : WARP);
+    const uint32_t begin = blockIdx.y * a.part_vectors + first;
+    const uint32_t end = min((blockIdx.y + 1) * a.part_vectors, a.n_vectors);
     const bool heads = !FLAGS && first == row_threads;
-    const uint32_t n_items = (a.bound + a.tp - 1 - a.replica) / a.tp * a.n_parts;
-    uint32_t item = blockIdx.x, n_tokens, epoch;
-    choice c = { -1, -1, 0.0f, 0 };
-    source s = {};
+    const uint32_t step = gridDim.x * a.tp;
+    uint32_t t = a.replica + blockIdx.x * a.tp, n_tokens = 0, epoch = 0;
 
     wait_predecessor();
     let_successor_start();
     dawdle(a, 0);
-    /* All loads of the first token are under way before its existence is known. */
-    const uint32_t t0 = a.replica + item / a.n_parts * a.tp;
-    const uint32_t v0 = item % a.n_parts * a.part_vectors + threadIdx.x;
-    const bool ahead = item < n_items && t0 < a.n_readable;
-    const uint32_t failed = load_word(a.error);
-    epoch = load_word(&a.state->dispatch_epoch) + 1;
-    const int32_t n = load_shallow(a.n_tokens);
-    if (ahead) {
-        c = choose(a, t0, lane, true);
-        if (!heads && v0 < a.n_vectors)
-            s = load_source<INPUT>(a, t0, v0);
-    }
-    if (failed)
-        return;
-    n_tokens = valid_tokens(a, n);
-    if (blockIdx.x == 0)
-        send_counts(a, n_tokens, epoch);
-    if (FLAGS)
-        send_headers_first(a, n_tokens, epoch);
-    for (; item < n_items; item += gridDim.x) {
-        const uint32_t t = a.replica + item / a.n_parts * a.tp, part = item % a.n_parts;
+    for (bool known = false;; t += step, known = true) {
         const uint32_t slot = a.group * a.max_tokens + t;
-        const uint32_t end = min((part + 1) * a.part_vectors, a.n_vectors);
-        const bool loaded = ahead && item == blockIdx.x;
+        const bool loads = known ? t < n_tokens : t < a.n_readable;
+        choice c = { -1, -1, 0.0f, 0 };
+        source s = {};
 
+        if (loads) {
+            c = choose(a, t, lane);
+            if (!heads && begin + lane < end)
+                s = load_source<INPUT>(a, t, begin + lane);
+        }
+        if (!known) {
+            const uint32_t failed = load_word(a.error);
+            const int32_t n = load_shallow(a.n_tokens);
+
+            epoch = load_word(&a.state->dispatch_epoch) + 1;
+            if (failed)
+                return;
+            n_tokens = valid_tokens(a, n);
+            if (blockIdx.x == 0 && blockIdx.y == 0)
+                send_counts(a, n_tokens, epoch);
+            if (FLAGS)
+                send_headers_first(a, n_tokens, epoch);
+        }
         if (t >= n_tokens)
             break;
-        if (!loaded)
-            c = choose(a, t, lane, true);
-        find_ranks(a, &c, lane);
-        if (heads && part == 0)
+        if (!loads) { /* rows that could not be read early */
+            c = choose(a, t, lane);
+            if (!heads && begin + lane < end)
+                s = load_source<INPUT>(a, t, begin + lane);
+        }
+        find_ranks(a, &c);
+        if (heads && blockIdx.y == 0)
             send_header(a, c, t, epoch, lane);
-        for (uint32_t base = part * a.part_vectors + first; !heads && base < end;
-             base += row_threads) {
-            const uint32_t v = base + lane;
-
-            if (!loaded || base >= part * a.part_vectors + row_threads) {
+#pragma unroll 1
+        for (uint32_t base = begin; !heads && base < end; base += row_threads) {
+            if (FLAGS && base != begin) {
                 s = source{};
-                if (v < a.n_vectors)
-                    s = load_source<INPUT>(a, t, v);
+                if (base + lane < end)
+                    s = load_source<INPUT>(a, t, base + lane);
             }
-            store_everywhere(a, c, make_piece<INPUT>(a, s, t, base, lane), slot, v, lane);
+            store_everywhere(a, c, make_piece<INPUT>(a, s, t, base, lane), slot, base + lane, lane);
         }
         if (FLAGS)
             send_flags(a, c, slot, epoch);
     }
-    if (FLAGS) /* fan_out waits for this instead of the kernel's end */
-        __syncthreads();
-    if (FLAGS && threadIdx.x == 0)
+    if (!FLAGS)
+        return;
+    __syncthreads(); /* fan_out waits for this instead of the kernel's end */
+    if (threadIdx.x == 0)
         atomicAdd(&a.state->n_sent, blockIdx.x == 0 ? EP_CUDA_SENT - (gridDim.x - 1) : 1u);
-    if (!FLAGS && threadIdx.x == 0 && blockIdx.x == 0)
-        atomicAdd(&a.state->n_sent, EP_CUDA_SENT);
 }
 
-template <bool FLAGS>
-static cudaError_t launch_input(const ep_cuda_args *a, ep_cuda_input input, const ep_cuda_launch *l)
+template <ep_cuda_input INPUT, typename ARGS>
+static cudaError_t launch_for(const ep_cuda_args *a, bool flags, const ep_cuda_launch *l)
 {
-    switch (input) {
-    case EP_INPUT_BF16:
-        return launch((const void *)dispatch_send_kernel<EP_INPUT_BF16, FLAGS>, a, l);
-    case EP_INPUT_F32:
-        return launch((const void *)dispatch_send_kernel<EP_INPUT_F32, FLAGS>, a, l);
-    default:
-        return launch((const void *)dispatch_send_kernel<EP_INPUT_RAW, FLAGS>, a, l);
-    }
+    return launch(flags ? (const void *)dispatch_send_kernel<INPUT, true, ARGS>
+                        : (const void *)dispatch_send_kernel<INPUT, false, ARGS>,
+                  a, l);
 }
 
 cudaError_t yard_ep_cuda_launch_dispatch_send(const ep_cuda_args *a, ep_cuda_input input,
                                               bool flags, const ep_cuda_launch *l)
 {
-    return flags ? launch_input<true>(a, input, l) : launch_input<false>(a, input, l);
+    if (input == EP_INPUT_F32)
+        return launch_for<EP_INPUT_F32, ep_cuda_args>(a, flags, l);
+    if (input == EP_INPUT_BF16)
+        return is_common(a) ? launch_for<EP_INPUT_BF16, ep_cuda_common>(a, flags, l)
+                            : launch_for<EP_INPUT_BF16, ep_cuda_args>(a, flags, l);
+    return is_common(a) ? launch_for<EP_INPUT_RAW, ep_cuda_common>(a, flags, l)
+                        : launch_for<EP_INPUT_RAW, ep_cuda_args>(a, flags, l);
 }

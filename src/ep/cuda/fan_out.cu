@@ -2,7 +2,10 @@
  * each row once its flag has come. */
 #include "ep/cuda/device.cuh"
 
-enum { LAYOUT_WARPS = EP_CUDA_LAYOUT_THREADS / WARP };
+enum {
+    LAYOUT_WARPS = EP_CUDA_LAYOUT_THREADS / WARP,
+    LAYOUT_BATCH = 4 /* packets that a thread asks for at once */
+};
 
 typedef struct layout_shared {
     uint32_t n_tokens[EP_CUDA_MAX_RANKS];
@@ -14,20 +17,12 @@ typedef struct layout_shared {
 
 /* ---- layout -------------------------------------------------------------------------------- */
 
-/* Ids 8 * i .. 8 * i + 7 of a token of an instance; none when it has no such token. Only the first
- * pass waits. */
-DEVICE uint4 ids_of(const ep_cuda_args &a, layout_shared *s, uint32_t group, uint32_t t, uint32_t i,
-                    uint32_t epoch)
+/* Packet i of an instance, n_id_packets a token. */
+template <typename ARGS> DEVICE const uint8_t *packet_at(const ARGS &a, uint32_t group, uint32_t i)
 {
-    const uint64_t at = (uint64_t)(group * a.max_tokens + t) * a.n_id_packets + i;
-    uint4 v;
+    const uint64_t at = (uint64_t)group * a.max_tokens * a.n_id_packets + i;
 
-    if (!await_packet(a, place(a, a.rank, a.at_ids + at * VECTOR), epoch, &v, EP_FAULT_DISPATCH,
-                      owner_of(a, group, t))) {
-        s->failed = 1;
-        return make_uint4(~0u, ~0u, 0, 0);
-    }
-    return v;
+    return place(a, a.rank, a.at_ids + at * VECTOR);
 }
 
 DEVICE void await_counts(const ep_cuda_args &a, layout_shared *s, uint32_t epoch)
@@ -40,19 +35,45 @@ DEVICE void await_counts(const ep_cuda_args &a, layout_shared *s, uint32_t epoch
     }
 }
 
-DEVICE void count_experts(const ep_cuda_args &a, layout_shared *s, uint32_t epoch)
+DEVICE void add_counts(layout_shared *s, uint4 v)
 {
-    for (uint32_t g = 0; g < a.dp; g++)
-        for (uint32_t t = threadIdx.x; t < s->n_tokens[g * a.tp]; t += blockDim.x)
-            for (uint32_t i = 0; i < a.n_id_packets; i++) {
-                const uint4 v = ids_of(a, s, g, t, i, epoch);
 #pragma unroll
-                for (uint32_t j = 0; j < 8; j++) {
-                    const uint32_t e = byte_of(make_uint2(v.x, v.y), j);
-                    if (e != EP_CUDA_NO_EXPERT)
-                        atomicAdd(&s->count[e], 1u);
-                }
+    for (uint32_t j = 0; j < 8; j++) {
+        const uint32_t e = byte_of(make_uint2(v.x, v.y), j);
+        if (e != EP_CUDA_NO_EXPERT)
+            atomicAdd(&s->count[e], 1u);
+    }
+}
+
+/* Waits for all packets. */
+template <typename ARGS> DEVICE void count_experts(const ARGS &a, layout_shared *s, uint32_t epoch)
+{
+    for (uint32_t g = 0; g < a.dp; g++) {
+        const uint32_t n = s->n_tokens[g * a.tp] * a.n_id_packets;
+
+#pragma unroll 1
+        for (uint32_t first = threadIdx.x; first < n; first += LAYOUT_BATCH * blockDim.x) {
+            uint4 v[LAYOUT_BATCH];
+
+#pragma unroll
+            for (uint32_t j = 0; j < LAYOUT_BATCH; j++)
+                if (first + j * blockDim.x < n)
+                    v[j] = load_packet(a, packet_at(a, g, first + j * blockDim.x));
+#pragma unroll
+            for (uint32_t j = 0; j < LAYOUT_BATCH; j++) {
+                const uint32_t i = first + j * blockDim.x;
+
+                if (i >= n)
+                    break;
+                if (v[j].w != epoch &&
+                    !await_packet(a, packet_at(a, g, i), epoch, &v[j], EP_FAULT_DISPATCH,
+                                  owner_of(a, g, i / a.n_id_packets)))
+                    s->failed = 1;
+                else
+                    add_counts(s, v[j]);
             }
+        }
+    }
 }
 
 /* Sum of value over the threads before this one; *total over all of the block. */
@@ -76,8 +97,9 @@ DEVICE uint32_t scan(layout_shared *s, uint32_t value, uint32_t *total)
 }
 
 /* The token's choices from k on: those of the expert get rows from row on; returns the next one. */
-DEVICE uint32_t note_choices(const ep_cuda_args &a, uint32_t slot, uint32_t k, uint2 ids,
-                             uint32_t expert, bool clears, uint32_t row)
+template <typename ARGS>
+DEVICE uint32_t note_choices(const ARGS &a, uint32_t slot, uint32_t k, uint2 ids, uint32_t expert,
+                             bool clears, uint32_t row)
 {
 #pragma unroll
     for (uint32_t i = 0; i < 8; i++) {
@@ -96,66 +118,90 @@ DEVICE uint32_t note_choices(const ep_cuda_args &a, uint32_t slot, uint32_t k, u
     return row;
 }
 
-/* Rows of one expert, in order of (instance, token, k). Block e also clears the entries of choices
- * that are elsewhere, for its share of the tokens: nobody else writes those. */
-DEVICE void place_expert(const ep_cuda_args &a, layout_shared *s, uint32_t expert, uint32_t epoch)
+/* Rows of one expert, in order of (instance, token, k): a thread takes tokens that follow each
+ * other. Block e also clears the entries of choices that are elsewhere, for its share of the
+ * tokens: nobody else writes those. All packets have come: the loads only read. */
+template <typename ARGS> DEVICE void place_expert(const ARGS &a, layout_shared *s, uint32_t expert)
 {
+    const uint32_t four = expert * 0x01010101u;
     uint32_t next = 0;
 
     for (uint32_t e = threadIdx.x % WARP; e < expert; e += WARP)
         next += (s->count[e] + a.row_align - 1) / a.row_align * a.row_align;
     next = __reduce_add_sync(ALL_LANES, next);
-    for (uint32_t g = 0; g < a.dp; g++)
-        for (uint32_t t0 = 0; t0 < s->n_tokens[g * a.tp]; t0 += blockDim.x) {
-            const uint32_t t = t0 + threadIdx.x, slot = g * a.max_tokens + t;
-            const bool exists = t < s->n_tokens[g * a.tp],
-                       clears = exists && t % a.n_local == expert;
-            uint32_t n = 0, total, row;
-            uint4 v = {};
+    for (uint32_t g = 0; g < a.dp; g++) {
+        const uint32_t n_tokens = s->n_tokens[g * a.tp];
 
-            for (uint32_t i = 0; exists && i < a.n_id_packets; i++) {
-                v = ids_of(a, s, g, t, i, epoch);
-                n += (uint32_t)(__popc(__vcmpeq4(v.x, expert * 0x01010101u)) +
-                                __popc(__vcmpeq4(v.y, expert * 0x01010101u))) /
-                     8;
-                if (clears && i == 0)
-                    a.ordinal[slot] = v.z;
-            }
+#pragma unroll 1
+        for (uint32_t t0 = 0; t0 < n_tokens; t0 += LAYOUT_BATCH * blockDim.x) {
+            const uint32_t first = t0 + LAYOUT_BATCH * threadIdx.x;
+            uint32_t n = 0, total, row;
+            uint4 v[LAYOUT_BATCH] = {};
+
+#pragma unroll
+            for (uint32_t j = 0; j < LAYOUT_BATCH; j++)
+                for (uint32_t i = 0; i < a.n_id_packets && first + j < n_tokens; i++) {
+                    v[j] = load_relaxed(packet_at(a, g, (first + j) * a.n_id_packets + i));
+                    n += (uint32_t)(__popc(__vcmpeq4(v[j].x, four)) +
+                                    __popc(__vcmpeq4(v[j].y, four))) /
+                         8;
+                }
             row = next + scan(s, n, &total);
             next += total;
-            for (uint32_t i = 0; (n > 0 || clears) && i < a.n_id_packets; i++) {
-                if (a.n_id_packets > 1) /* else it is still there */
-                    v = ids_of(a, s, g, t, i, epoch);
-                row = note_choices(a, slot, 8 * i, make_uint2(v.x, v.y), expert, clears, row);
+#pragma unroll
+            for (uint32_t j = 0; j < LAYOUT_BATCH; j++) {
+                const uint32_t t = first + j, slot = g * a.max_tokens + t;
+                const bool clears = t - quotient(t, a.by_local) * a.n_local == expert;
+
+                if (t >= n_tokens || (n == 0 && !clears))
+                    continue;
+                for (uint32_t i = 0; i < a.n_id_packets; i++) {
+                    if (a.n_id_packets > 1) /* else it is still there */
+                        v[j] = load_relaxed(packet_at(a, g, t * a.n_id_packets + i));
+                    if (clears && i == 0)
+                        a.ordinal[slot] = v[j].z;
+                    row = note_choices(a, slot, 8 * i, make_uint2(v[j].x, v[j].y), expert, clears,
+                                       row);
+                }
             }
         }
+    }
 }
 
 /* Flat rows: the tokens that have an expert here, in order. */
-DEVICE void place_tokens(const ep_cuda_args &a, layout_shared *s, uint32_t epoch)
+template <typename ARGS> DEVICE void place_tokens(const ARGS &a, layout_shared *s)
 {
     uint32_t next = 0;
 
-    for (uint32_t g = 0; g < a.dp; g++)
-        for (uint32_t t0 = 0; t0 < s->n_tokens[g * a.tp]; t0 += blockDim.x) {
-            const uint32_t t = t0 + threadIdx.x;
-            uint32_t here = 0, total, row;
+    for (uint32_t g = 0; g < a.dp; g++) {
+        const uint32_t n_tokens = s->n_tokens[g * a.tp];
 
-            for (uint32_t i = 0; t < s->n_tokens[g * a.tp] && i < a.n_id_packets; i++) {
-                const uint4 v = ids_of(a, s, g, t, i, epoch);
-                here |= (v.x & v.y) != ~0u;
-            }
-            row = next + scan(s, here, &total);
-            if (here)
-                a.flat_row[g * a.max_tokens + t] = (int32_t)row;
+#pragma unroll 1
+        for (uint32_t t0 = 0; t0 < n_tokens; t0 += LAYOUT_BATCH * blockDim.x) {
+            const uint32_t first = t0 + LAYOUT_BATCH * threadIdx.x;
+            uint32_t here = 0, total, row; /* here: a bit for each token */
+
+#pragma unroll
+            for (uint32_t j = 0; j < LAYOUT_BATCH; j++)
+                for (uint32_t i = 0; i < a.n_id_packets && first + j < n_tokens; i++) {
+                    const uint4 v = load_relaxed(packet_at(a, g, (first + j) * a.n_id_packets + i));
+                    here |= (v.x & v.y) != ~0u ? 1u << j : 0;
+                }
+            row = next + scan(s, (uint32_t)__popc(here), &total);
             next += total;
+#pragma unroll
+            for (uint32_t j = 0; j < LAYOUT_BATCH; j++)
+                if (here >> j & 1)
+                    a.flat_row[g * a.max_tokens + first + j] = (int32_t)row++;
         }
+    }
 }
 
 /* A block for each local expert, one for the counts and, in the flat layout, the tokens. No block
  * waits for another: each counts all experts for itself. */
+template <typename ARGS>
 static __global__ void __launch_bounds__(EP_CUDA_LAYOUT_THREADS, 2)
-    layout_kernel(const __grid_constant__ ep_cuda_args a)
+    layout_kernel(const __grid_constant__ ARGS a)
 {
     static __shared__ layout_shared s;
     const uint32_t epoch = load_word(&a.state->dispatch_epoch) + 1, failed = load_word(a.error);
@@ -175,11 +221,11 @@ static __global__ void __launch_bounds__(EP_CUDA_LAYOUT_THREADS, 2)
     if (s.failed)
         return;
     if (blockIdx.x < a.n_local) {
-        place_expert(a, &s, blockIdx.x, epoch);
+        place_expert(a, &s, blockIdx.x);
         return;
     }
     if (a.flat)
-        place_tokens(a, &s, epoch);
+        place_tokens(a, &s);
     for (uint32_t e = threadIdx.x; e < a.n_local; e += blockDim.x)
         a.expert_count[e] = (int32_t)s.count[e];
     for (uint32_t g = threadIdx.x; g < a.dp; g += blockDim.x)
@@ -188,28 +234,37 @@ static __global__ void __launch_bounds__(EP_CUDA_LAYOUT_THREADS, 2)
 
 cudaError_t yard_ep_cuda_launch_layout(const ep_cuda_args *a, const ep_cuda_launch *l)
 {
-    return launch((const void *)layout_kernel, a, l);
+    return launch(is_common(a) ? (const void *)layout_kernel<ep_cuda_common>
+                               : (const void *)layout_kernel<ep_cuda_args>,
+                  a, l);
 }
 
 /* ---- rows ---------------------------------------------------------------------------------- */
 
-/* This lane's entry of a token's rows; the instance's next token is looked up while one is copied.
- */
-DEVICE int32_t rows_of(const ep_cuda_args &a, uint32_t q, uint32_t lane, uint32_t *slot)
-{
-    const uint32_t g = (q % a.dp + a.group + 1) % a.dp, t = q / a.dp;
+/* An arrival to be copied: this lane's entry of its rows, and of its row the thread's vector and in
+ * each warp's first lane the scales of the warp's vectors. */
+typedef struct copy {
+    uint32_t slot;
+    int32_t row; /* -1: nothing */
+    uint4 payload, scales;
+} copy;
 
-    *slot = g * a.max_tokens + t;
-    if (t >= load_shallow(a.arrived + g) || lane >= a.top_k)
-        return -1;
-    return load_shallow(a.row_map + *slot * a.top_k + lane);
+template <typename ARGS> DEVICE copy look_up(const ARGS &a, uint32_t q, uint32_t lane)
+{
+    const uint32_t t = quotient(q, a.by_dp), before = q - t * a.dp + a.group + 1;
+    const uint32_t g = before < a.dp ? before : before - a.dp;
+    copy c = { g * a.max_tokens + t, -1, {}, {} };
+
+    if (lane < a.top_k && q < a.dp * a.bound && t < load_shallow(a.arrived + g))
+        c.row = load_shallow(a.row_map + c.slot * a.top_k + lane);
+    return c;
 }
 
 DEVICE bool await_flag(const ep_cuda_args &a, uint32_t slot, uint32_t epoch)
 {
     const uint32_t *flag = (const uint32_t *)place(a, a.rank, a.at_flags + slot * 4ull);
     const uint32_t source = owner_of(a, slot / a.max_tokens, slot % a.max_tokens);
-    waiting w = { 0, 0 };
+    waiting w = BEGIN_WAITING;
 
     while (load_acquire(flag) != epoch)
         if (!may_wait(a, &w, EP_FAULT_DISPATCH, source))
@@ -217,72 +272,91 @@ DEVICE bool await_flag(const ep_cuda_args &a, uint32_t slot, uint32_t epoch)
     return true;
 }
 
-/* Payload and scales of one row to all its places. */
-DEVICE void copy_row(const ep_cuda_args &a, uint32_t slot, int32_t my_row, uint32_t lane)
+/* Vectors `base` and on of the row, a warp's. */
+template <typename ARGS> DEVICE void load_part(const ARGS &a, copy *c, uint32_t base, uint32_t lane)
 {
-    const uint8_t *row = place(a, a.rank, row_at(a, slot));
-    const int32_t flat_row = a.flat ? load_shallow(a.flat_row + slot) : 0;
+    const uint8_t *row = place(a, a.rank, row_at(a, c->slot));
 
-    for (uint32_t base = threadIdx.x - lane; base < a.n_vectors; base += blockDim.x) {
-        const uint32_t v = base + lane;
-        uint4 payload = {}, scales = {};
+    if (base + lane < a.n_vectors)
+        c->payload = load_plain(row + (base + lane) * VECTOR);
+    if (base < a.n_vectors && lane == 0 && a.n_cols > 0)
+        c->scales = load_plain(row + a.scale_at + base / WARP * VECTOR);
+}
 
+template <typename ARGS>
+DEVICE void store_part(const ARGS &a, const copy &c, int32_t flat_row, uint32_t base, uint32_t lane)
+{
+    const uint32_t v = base + lane;
+
+#pragma unroll 2
+    for (uint32_t k = 0; k < (a.flat ? 1 : a.top_k); k++) {
+        const int32_t to = a.flat ? flat_row : __shfl_sync(ALL_LANES, c.row, k);
+
+        if (to < 0)
+            continue;
         if (v < a.n_vectors)
-            payload = load_plain(row + v * VECTOR);
-        if (lane == 0 && a.n_cols > 0)
-            scales = load_plain(row + a.scale_at + base / WARP * VECTOR);
-        for (uint32_t k = 0; k < (a.flat ? 1 : a.top_k); k++) {
-            const int32_t to = a.flat ? flat_row : __shfl_sync(ALL_LANES, my_row, k);
-
-            if (to < 0)
-                continue;
-            if (v < a.n_vectors)
-                put_vector((uint8_t *)a.expert_x + (uint64_t)to * a.payload_bytes, v * VECTOR,
-                           a.payload_bytes, payload, a.wide);
-            if (lane == 0 && a.n_cols > 0)
-                put_scales(a, (uint64_t)to, base / 8, scales);
-        }
+            put_vector((uint8_t *)a.expert_x + (uint64_t)to * a.payload_bytes, v * VECTOR,
+                       a.payload_bytes, c.payload, a.wide);
+        if (base < a.n_vectors && lane == 0 && a.n_cols > 0)
+            put_scales(a, (uint64_t)to, base / 8, c.scales);
     }
-    if (a.flat && a.row_index && threadIdx.x < WARP && my_row >= 0)
-        a.row_index[my_row] = flat_row;
+}
+
+/* Payload and scales of one row to all its places; the first vectors have been loaded. */
+template <typename ARGS> DEVICE void copy_row(const ARGS &a, copy c, uint32_t lane)
+{
+    const int32_t flat_row = a.flat ? load_shallow(a.flat_row + c.slot) : 0;
+    uint32_t base = threadIdx.x - lane;
+
+    store_part(a, c, flat_row, base, lane);
+    for (base += blockDim.x; base < a.n_vectors; base += blockDim.x) {
+        load_part(a, &c, base, lane);
+        store_part(a, c, flat_row, base, lane);
+    }
+    if (a.flat && a.row_index && threadIdx.x < WARP && c.row >= 0)
+        a.row_index[c.row] = flat_row;
 }
 
 /* The layout kernel ended before this one began, the send perhaps not: that every block of it has
  * counted itself says that it has read all that it reads. */
 DEVICE void await_send(const ep_cuda_args &a, uint32_t epoch)
 {
-    waiting w = { 0, 0 };
+    waiting w = BEGIN_WAITING;
 
     while ((int32_t)(load_acquire(&a.state->n_sent) - epoch * EP_CUDA_SENT) < 0)
         if (!may_wait(a, &w, EP_FAULT_DISPATCH, a.rank))
             return;
 }
 
-static __global__ void __launch_bounds__(EP_CUDA_THREADS, 3)
-    fan_out_kernel(const __grid_constant__ ep_cuda_args a)
+/* The next row is loaded before the one at hand is stored. */
+template <typename ARGS>
+static __global__ void __launch_bounds__(EP_CUDA_THREADS, 2)
+    fan_out_kernel(const __grid_constant__ ARGS a)
 {
     const uint32_t lane = threadIdx.x % WARP, n = a.dp * a.bound;
-    uint32_t q = blockIdx.x, slot = 0, next_slot = 0, epoch;
-    int32_t my_row, next_row = -1;
+    copy now = { 0, -1, {}, {} }, next;
+    uint32_t epoch;
 
     wait_predecessor();
     dawdle(a, 5);
     epoch = load_word(&a.state->dispatch_epoch) + 1;
     if (load_word(a.error))
         return;
-    if (q < n)
-        next_row = rows_of(a, q, lane, &next_slot);
-    for (; q < n; q += gridDim.x) {
-        slot = next_slot;
-        my_row = next_row;
-        if (q + gridDim.x < n)
-            next_row = rows_of(a, q + gridDim.x, lane, &next_slot);
-        if (!__any_sync(ALL_LANES, my_row >= 0))
-            continue;
-        if (threadIdx.x == 0)
-            await_flag(a, slot, epoch);
+    next = look_up(a, blockIdx.x, lane);
+#pragma unroll 1
+    for (uint32_t q = blockIdx.x; q < n + gridDim.x; q += gridDim.x) {
+        const copy after = look_up(a, q + gridDim.x, lane);
+        const bool comes = __any_sync(ALL_LANES, next.row >= 0);
+
+        if (comes && threadIdx.x == 0)
+            await_flag(a, next.slot, epoch);
         __syncthreads(); /* the acquire of one thread stands for the block */
-        copy_row(a, slot, my_row, lane);
+        if (comes)
+            load_part(a, &next, threadIdx.x - lane, lane);
+        if (__any_sync(ALL_LANES, now.row >= 0))
+            copy_row(a, now, lane);
+        now = next;
+        next = after;
     }
     if (blockIdx.x == 0 && threadIdx.x == 0)
         await_send(a, epoch);
@@ -290,5 +364,7 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS, 3)
 
 cudaError_t yard_ep_cuda_launch_fan_out(const ep_cuda_args *a, const ep_cuda_launch *l)
 {
-    return launch((const void *)fan_out_kernel, a, l);
+    return launch(is_common(a) ? (const void *)fan_out_kernel<ep_cuda_common>
+                               : (const void *)fan_out_kernel<ep_cuda_args>,
+                  a, l);
 }

@@ -25,6 +25,11 @@ static yard_status check(const yard_ep *ep, yard_error *err)
 
 /* ---- the heap ----------------------------------------------------------------------------- */
 
+static ep_cuda_divisor divide_by(uint32_t d)
+{
+    return (ep_cuda_divisor){ d > 1 ? UINT32_MAX / d + 1 : 0 };
+}
+
 /* Sizes and what else follows from the config. */
 static void describe_rows(const yard_ep *ep, ep_cuda_args *a)
 {
@@ -39,7 +44,6 @@ static void describe_rows(const yard_ep *ep, ep_cuda_args *a)
     a->replica = ep->replica;
     a->n_experts = c->n_experts;
     a->n_local = ep->n_local;
-    a->rank_magic = ep->n_local > 1 ? UINT32_MAX / ep->n_local + 1 : 0;
     a->top_k = c->top_k;
     a->hidden = c->hidden;
     a->max_tokens = c->max_tokens;
@@ -65,6 +69,9 @@ static void describe_rows(const yard_ep *ep, ep_cuda_args *a)
     a->ue8m0 = c->ue8m0;
     a->output_bf16 = c->output == YARD_EP_BF16;
     a->bound = c->max_tokens;
+    a->by_local = divide_by(ep->n_local);
+    a->by_dp = divide_by(ep->dp);
+    a->by_bound = divide_by(a->bound);
 }
 
 static yard_sym take(yard_sym *at, uint64_t n_bytes)
