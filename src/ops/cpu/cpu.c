@@ -23,7 +23,8 @@ static void lay_out(yard_arena *arena, struct yard_stream_s *s, uint32_t n_threa
     const yard_ops_limits *l = &s->limits;
     const uint32_t head_dim = pad_lanes(l->nope_dims + l->rope_dims);
     const uint32_t latent = pad_lanes(l->kv_rank + l->rope_dims);
-    const uint32_t widest = row_form_ld(ROW_BF16, max_u32(max_u32(l->max_in, latent), head_dim));
+    const uint32_t longest = max_u32(max_u32(l->max_in, latent), head_dim);
+    const uint32_t widest = row_form_ld(ROW_BF16, longest) + MAX_ROW_GAP; /* any row_form_ld() */
     const uint32_t page = YARD_PAGE_TOKENS;
     const uint32_t out = max_u32(max_u32(l->v_dims, l->kv_rank), 1);
     /* decode holds all heads of one row, prefill all rows of one head */

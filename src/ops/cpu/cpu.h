@@ -23,6 +23,7 @@ enum {
     PANEL_K = 512,         /* and so many columns of them, a multiple of YARD_GROUP */
     BLOCK_ROWS = 32,       /* rows of w that use a panel's columns of x in turn */
     FEW_ROWS = 4,          /* up to so many rows of x, w is decoded in registers instead */
+    MAX_ROW_GAP = 512,     /* floats between rows of x, at most: see row_form_ld() */
     SQUARE_LANES = 64,     /* of a norm's sum: enough for a GPU to make the same sum at speed */
     MAX_TASK_COLUMNS = 256 /* of a task of linear */
 };
@@ -184,12 +185,15 @@ bool yard_cpu_load_row(const cpu_kernels *k, const row_source *source, size_t ro
 row_form yard_cpu_product_form(const cpu_kernels *k, const row_source *source,
                                const yard_matrix *w);
 
-/* Elements from one row to the next of n columns in that form. */
+/* Elements from one row to the next of n columns in that form. Rows do not start at the same place
+ * of a page: the columns that a panel of weights meets would share a part of every cache. */
 static inline uint32_t row_form_ld(row_form form, uint32_t n)
 {
     const uint32_t unit = form == ROW_BF16 ? 2 * CHUNK : CHUNK;
+    const uint32_t half_page = form == ROW_BF16 ? 2 * MAX_ROW_GAP : MAX_ROW_GAP;
+    const uint32_t ld = (n + unit - 1) / unit * unit;
 
-    return (n + unit - 1) / unit * unit;
+    return ld % (2 * half_page) == 0 ? ld + half_page : ld;
 }
 
 /* Plain F32 or BF16 columns of a row, as f32, not padded. */

@@ -13,45 +13,37 @@ enum {
     PANEL_GROUPS = PANEL_K / YARD_GROUP
 };
 
+/* Rows of x and w, and the sums [TILE_W, LANES] of each row of x: addresses that stay in registers
+ * while columns are counted. */
 typedef struct tile {
-    const float *x, *w;
-    size_t x_ld, w_ld;
-    float *sum; /* [TILE_X, sum_ld], of which [n_w, LANES] */
-    size_t sum_ld;
+    const float *x[TILE_X], *w[TILE_W];
+    float *sum[TILE_X];
 } tile;
 
-INLINE float *sum_of(const tile *t, int m, int n)
-{
-    return t->sum + m * t->sum_ld + n * LANES;
-}
+/* What a panel's groups are multiplied with: the scales of TILE_W rows of w, or those times x's. */
+typedef float w_factors[PANEL_GROUPS][TILE_W];
+typedef float tile_factors[PANEL_GROUPS][TILE_X][TILE_W];
 
-/* What a panel's groups are multiplied with: the scales of nw rows of w, or those times x's. */
-typedef struct factors {
-    float at[PANEL_GROUPS][TILE_W];
-} factors;
+#define SAME_ADDRESS(p) __asm__("" : "+r"(p))
 
-/* lanes[m][n] += x[m] . w[n] over [k, k + n_k), half of the lanes; mx and nw are compile-time
- * constants. */
-INLINE void dot_span(const tile *t, size_t k, uint32_t n_k, int mx, int nw,
+/* lanes[m][n] += x[m] . w[n] at 8 columns; or =, when they are the first of a sum. mx, nw and first
+ * are compile-time constants. */
+INLINE void dot_step(const tile *t, size_t k, int mx, int nw, bool first,
                      __m256 lanes[TILE_X][TILE_W])
 {
-    const float *x = t->x + k, *w = t->w + k;
-    const size_t x_ld = t->x_ld, w_ld = t->w_ld;
+    __m256 xv[TILE_X];
 
-    for (const float *end = x + n_k; x < end; x += LANES, w += LANES) {
-        __m256 xv[TILE_X];
+    for (int m = 0; m < mx; m++) {
+        xv[m] = _mm256_loadu_ps(t->x[m] + k);
+        IN_REGISTER(xv[m]);
+    }
+    for (int n = 0; n < nw; n++) {
+        __m256 wv = _mm256_loadu_ps(t->w[n] + k);
 
-        for (int m = 0; m < mx; m++) {
-            xv[m] = _mm256_loadu_ps(x + m * x_ld);
-            IN_REGISTER(xv[m]);
-        }
-        for (int n = 0; n < nw; n++) {
-            __m256 wv = _mm256_loadu_ps(w + n * w_ld);
-
-            IN_REGISTER(wv);
-            for (int m = 0; m < mx; m++)
-                lanes[m][n] = _mm256_fmadd_ps(xv[m], wv, lanes[m][n]);
-        }
+        IN_REGISTER(wv);
+        for (int m = 0; m < mx; m++)
+            lanes[m][n] =
+                first ? _mm256_mul_ps(xv[m], wv) : _mm256_fmadd_ps(xv[m], wv, lanes[m][n]);
     }
 }
 
@@ -61,83 +53,95 @@ INLINE void plain_half(const tile *t, int h, uint32_t n_k, int mx, int nw)
 
     for (int m = 0; m < mx; m++)
         for (int n = 0; n < nw; n++)
-            lanes[m][n] = _mm256_loadu_ps(sum_of(t, m, n) + h);
-    dot_span(t, (size_t)h, n_k, mx, nw, lanes);
+            lanes[m][n] = _mm256_loadu_ps(t->sum[m] + n * LANES + h);
+    for (size_t k = (size_t)h; k < n_k; k += LANES)
+        dot_step(t, k, mx, nw, false, lanes);
     for (int m = 0; m < mx; m++)
         for (int n = 0; n < nw; n++)
-            _mm256_storeu_ps(sum_of(t, m, n) + h, lanes[m][n]);
+            _mm256_storeu_ps(t->sum[m] + n * LANES + h, lanes[m][n]);
 }
 
-INLINE void scaled_half(const tile *t, size_t k, uint32_t n_k, int h, int mx, int nw,
-                        const factors f[TILE_X], uint32_t g)
+/* Half of the lanes of the n_k columns from k on of one group. A sum that starts as its first
+ * product has the bits of one that starts as 0, unless it is -0, and adding either to the sum of
+ * other groups gives the same: only where all of these underflowed, a 0 may have the other sign. */
+INLINE void scaled_half(const tile *t, size_t k, uint32_t n_k, int mx, int nw,
+                        const float f[TILE_X][TILE_W], int h)
 {
     __m256 lanes[TILE_X][TILE_W];
 
+    dot_step(t, k + (size_t)h, mx, nw, true, lanes);
+#pragma GCC unroll 8
+    for (size_t i = LANES; i < n_k; i += LANES)
+        dot_step(t, k + i + (size_t)h, mx, nw, false, lanes);
     for (int m = 0; m < mx; m++)
         for (int n = 0; n < nw; n++)
-            lanes[m][n] = _mm256_setzero_ps();
-    dot_span(t, k + (size_t)h, n_k, mx, nw, lanes);
-    for (int m = 0; m < mx; m++)
-        for (int n = 0; n < nw; n++)
-            add_to_sum(sum_of(t, m, n) + h, lanes[m][n], &f[m].at[g][n]);
+            add_to_sum(t->sum[m] + n * LANES + h, lanes[m][n], &f[m][n]);
 }
 
-INLINE void row_factors(const dot_args *a, uint32_t m, const factors *w, factors *f)
+INLINE void make_factors(const dot_args *a, uint32_t m0, int mx, const w_factors *w, tile_factors f)
 {
-    for (uint32_t g = 0; g < yard_group_count(a->n_k); g++) {
-        const __m128 xs = _mm_set1_ps(a->x_scale[m * a->x_scale_ld + g]);
-        _mm_storeu_ps(f->at[g], _mm_mul_ps(xs, _mm_loadu_ps(w->at[g])));
-    }
+    for (uint32_t g = 0; g < yard_group_count(a->n_k); g++)
+        for (int m = 0; m < mx; m++) {
+            const size_t at = (m0 + (uint32_t)m) * a->x_scale_ld + g;
+            const __m128 xs = _mm_set1_ps(a->x_scale ? a->x_scale[at] : 1.0f);
+            _mm_storeu_ps(f[g][m], _mm_mul_ps(xs, _mm_loadu_ps((*w)[g])));
+        }
 }
 
-INLINE void dot_scaled(const dot_args *a, const tile *t, const factors *w, uint32_t m0, int mx,
-                       int nw)
+INLINE void dot_scaled(const dot_args *a, tile t, const w_factors *w, uint32_t m0, int mx, int nw)
 {
-    const uint32_t n_k = pad_lanes(a->n_k);
-    factors f[TILE_X];
+    const size_t n_k = pad_lanes(a->n_k), whole = n_k / YARD_GROUP * YARD_GROUP;
+    tile_factors factors;
+    const float(*f)[TILE_X][TILE_W] = factors;
 
+    make_factors(a, m0, mx, w, factors);
     for (int m = 0; m < mx; m++) {
-        if (a->x_scale)
-            row_factors(a, m0 + (uint32_t)m, w, &f[m]);
-        else
-            f[m] = *w;
+        SAME_ADDRESS(t.x[m]);
+        SAME_ADDRESS(t.sum[m]);
     }
-    for (uint32_t k = 0, g = 0; k < n_k; k += YARD_GROUP, g++) {
-        const uint32_t n_group = n_k - k < YARD_GROUP ? n_k - k : YARD_GROUP;
-
-        /* half after half of one group, while it is in the first cache */
-        scaled_half(t, k, n_group, 0, mx, nw, f, g);
-        scaled_half(t, k, n_group, HALF, mx, nw, f, g);
+    for (int n = 0; n < nw; n++)
+        SAME_ADDRESS(t.w[n]);
+    /* half after half of one group, while it is in the first cache */
+    for (size_t k = 0; k < whole; k += YARD_GROUP, f++) {
+        SAME_ADDRESS(f);
+        SAME_ADDRESS(k);
+        scaled_half(&t, k, YARD_GROUP, mx, nw, *f, 0);
+        scaled_half(&t, k, YARD_GROUP, mx, nw, *f, HALF);
+    }
+    if (whole < n_k) {
+        scaled_half(&t, whole, (uint32_t)(n_k - whole), mx, nw, *f, 0);
+        scaled_half(&t, whole, (uint32_t)(n_k - whole), mx, nw, *f, HALF);
     }
 }
 
-INLINE void dot_tile(const dot_args *a, const factors *w, uint32_t m0, uint32_t n0, int mx, int nw)
+INLINE void dot_tile(const dot_args *a, const w_factors *w, uint32_t m0, uint32_t n0, int mx,
+                     int nw)
 {
     _Alignas(32) float own[TILE_X][TILE_W * LANES];
-    const tile t = {
-        .x = a->x + m0 * a->x_ld,
-        .w = a->w + n0 * a->w_ld,
-        .x_ld = a->x_ld,
-        .w_ld = a->w_ld,
-        .sum = a->lanes ? a->lanes + ((size_t)m0 * a->n_w + n0) * LANES : own[0],
-        .sum_ld = a->lanes ? (size_t)a->n_w * LANES : TILE_W * LANES,
-    };
+    tile t;
 
-    for (int m = 0; m < mx && !a->continued; m++)
-        for (int n = 0; n < nw; n++)
-            clear_lanes(sum_of(&t, m, n));
+    for (int n = 0; n < nw; n++)
+        t.w[n] = a->w + (n0 + (uint32_t)n) * a->w_ld;
+    for (int m = 0; m < mx; m++) {
+        const size_t row = m0 + (uint32_t)m;
+
+        t.x[m] = a->x + row * a->x_ld;
+        t.sum[m] = a->lanes ? a->lanes + (row * a->n_w + n0) * LANES : own[m];
+        for (int n = 0; n < nw && !a->continued; n++)
+            clear_lanes(t.sum[m] + n * LANES);
+    }
     if (a->w_scale) {
-        dot_scaled(a, &t, w, m0, mx, nw);
+        dot_scaled(a, t, w, m0, mx, nw);
     } else {
         plain_half(&t, 0, pad_lanes(a->n_k), mx, nw);
         plain_half(&t, HALF, pad_lanes(a->n_k), mx, nw);
     }
     for (int m = 0; m < mx && a->y; m++)
         for (int n = 0; n < nw; n++)
-            a->y[(m0 + m) * a->y_ld + n0 + n] = add_lanes(sum_of(&t, m, n));
+            a->y[(m0 + m) * a->y_ld + n0 + n] = add_lanes(t.sum[m] + n * LANES);
 }
 
-INLINE void dot_rows(const dot_args *a, const factors *w, uint32_t m0, uint32_t n0, uint32_t n_w,
+INLINE void dot_rows(const dot_args *a, const w_factors *w, uint32_t m0, uint32_t n0, uint32_t n_w,
                      int mx)
 {
     uint32_t n = 0;
@@ -152,13 +156,13 @@ INLINE void dot_rows(const dot_args *a, const factors *w, uint32_t m0, uint32_t 
  * are two and two, since one alone has too few sums. */
 static void dot_block(const dot_args *a, uint32_t n0, uint32_t n_w)
 {
-    factors w[PANEL_ROWS]; /* those of TILE_W rows from each row on */
+    w_factors w[PANEL_ROWS]; /* those of TILE_W rows from each row on */
     uint32_t m = 0;
 
     for (uint32_t n = 0; n < n_w && a->w_scale; n++)
         for (uint32_t g = 0; g < yard_group_count(a->n_k); g++)
             for (uint32_t i = 0; i < TILE_W; i++)
-                w[n].at[g][i] = n + i < n_w ? a->w_scale[n0 + n + i][g] : 0.0f;
+                w[n][g][i] = n + i < n_w ? a->w_scale[n0 + n + i][g] : 0.0f;
     for (; a->n_x - m == 3 || a->n_x - m > 4; m += 3)
         dot_rows(a, w, m, n0, n_w, 3);
     for (; a->n_x - m >= 2; m += 2)

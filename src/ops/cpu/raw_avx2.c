@@ -56,16 +56,20 @@ INLINE pairs load_fp8(const uint8_t *w)
                       widen_halves(half_bits(_mm256_slli_epi16(words, 8))) } };
 }
 
+/* 16 bf16 values in order, as they lie in pairs. */
+INLINE void split_pairs(__m256i two, int h, pairs *p)
+{
+    p->at[0].half[h] =
+        _mm256_castsi256_ps(_mm256_and_si256(two, _mm256_set1_epi32((int)0xffff0000u)));
+    p->at[1].half[h] = _mm256_castsi256_ps(_mm256_slli_epi32(two, 16));
+}
+
 INLINE pairs load_bf16(const uint16_t *w)
 {
-    const __m256i high = _mm256_set1_epi32((int)0xffff0000u);
     pairs p;
 
-    for (int h = 0; h < 2; h++) {
-        const __m256i two = _mm256_loadu_si256((const __m256i *)(const void *)(w + 16 * h));
-        p.at[0].half[h] = _mm256_castsi256_ps(_mm256_and_si256(two, high));
-        p.at[1].half[h] = _mm256_castsi256_ps(_mm256_slli_epi32(two, 16));
-    }
+    for (int h = 0; h < 2; h++)
+        split_pairs(_mm256_loadu_si256((const __m256i *)(const void *)(w + 16 * h)), h, &p);
     return p;
 }
 
@@ -125,15 +129,80 @@ INLINE pairs load_rest(yard_dtype dtype, const uint8_t *w, uint32_t n)
     return load_pairs(dtype, last);
 }
 
+INLINE void store_pairs(float *dst, pairs p)
+{
+    for (int v = 0; v < 4; v++)
+        _mm256_storeu_ps(dst + 8 * v, p.at[v / 2].half[v % 2]);
+}
+
 INLINE void decode_dtype(yard_dtype dtype, const uint8_t *src, uint32_t n, float *dst)
 {
-    const __m256 factor = _mm256_set1_ps(dtype == YARD_FP8_E4M3 ? FP8_FACTOR : 1.0f);
-
     for (uint32_t i = 0; i < n; i += CHUNK) {
         const uint8_t *at = src + i * bytes_of(dtype);
-        const pairs p = n - i >= CHUNK ? load_pairs(dtype, at) : load_rest(dtype, at, n - i);
-        for (int v = 0; v < 4; v++)
-            _mm256_storeu_ps(dst + i + 8 * v, _mm256_mul_ps(p.at[v / 2].half[v % 2], factor));
+        store_pairs(dst + i, n - i >= CHUNK ? load_pairs(dtype, at) : load_rest(dtype, at, n - i));
+    }
+}
+
+/* What makes bf16 of codes: the low byte is the code's low half, in front; the high byte is found
+ * by the code's high half. Codes of exponent 0 are put right by their low half: m is m 2^-9. */
+typedef struct code_tables {
+    __m256i high, high_fix, low_fix;
+    __m256i half, unsigned_code, to_small;
+} code_tables;
+
+INLINE __m256i byte_table(uint64_t low, uint64_t high)
+{
+    __m256i v =
+        _mm256_setr_epi64x((long long)low, (long long)high, (long long)low, (long long)high);
+
+    IN_REGISTER(v); /* or in memory, but not made anew for every group */
+    return v;
+}
+
+INLINE code_tables load_code_tables(void)
+{
+    return (code_tables){
+        .high = byte_table(0x434241403f3e3d3c, 0xc3c2c1c0bfbebdbc),
+        .high_fix = byte_table(0x000000000707073c, 0),
+        .low_fix = byte_table(0x10207040f0a01000, 0),
+        .half = byte_table(0x0f0f0f0f0f0f0f0f, 0x0f0f0f0f0f0f0f0f),
+        .unsigned_code = byte_table(0x7f7f7f7f7f7f7f7f, 0x7f7f7f7f7f7f7f7f),
+        .to_small = byte_table(0x7070707070707070, 0x7070707070707070),
+    };
+}
+
+INLINE pairs widen_codes(const code_tables *t, const uint8_t *w)
+{
+    /* quarters in an order that unpacking undoes */
+    const __m256i codes = _mm256_permute4x64_epi64(
+        _mm256_loadu_si256((const __m256i *)(const void *)w), _MM_SHUFFLE(3, 1, 2, 0));
+    const __m256i low = _mm256_and_si256(codes, t->half);
+    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(codes, 4), t->half);
+    /* below 128 for codes of exponents 0 and 1: others look up a 0 */
+    const __m256i small = _mm256_add_epi8(_mm256_and_si256(codes, t->unsigned_code), t->to_small);
+    const __m256i high_byte = _mm256_xor_si256(_mm256_shuffle_epi8(t->high, high),
+                                               _mm256_shuffle_epi8(t->high_fix, small));
+    const __m256i low_byte =
+        _mm256_xor_si256(_mm256_slli_epi16(low, 4), _mm256_shuffle_epi8(t->low_fix, small));
+    pairs p;
+
+    split_pairs(_mm256_unpacklo_epi8(low_byte, high_byte), 0, &p);
+    split_pairs(_mm256_unpackhi_epi8(low_byte, high_byte), 1, &p);
+    return p;
+}
+
+/* By tables: a third faster than by halves, where there are registers for them. */
+static void decode_fp8(const uint8_t *src, uint32_t n, float *dst)
+{
+    const code_tables t = load_code_tables();
+    uint8_t last[CHUNK] = { 0 };
+    uint32_t i = 0;
+
+    for (; i + CHUNK <= n; i += CHUNK)
+        store_pairs(dst + i, widen_codes(&t, src + i));
+    if (i < n) {
+        memcpy(last, src + i, n - i);
+        store_pairs(dst + i, widen_codes(&t, last));
     }
 }
 
@@ -141,7 +210,7 @@ void yard_cpu_decode_pairs_avx2(yard_dtype dtype, const void *src, uint32_t n, f
 {
     switch (dtype) {
     case YARD_FP8_E4M3:
-        decode_dtype(YARD_FP8_E4M3, src, n, dst);
+        decode_fp8(src, n, dst);
         break;
     case YARD_BF16:
         decode_dtype(YARD_BF16, src, n, dst);
