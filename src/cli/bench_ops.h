@@ -137,7 +137,9 @@ typedef struct yard_bench_ops_case {
 
 /* All cases of a file; *n is their number. */
 const yard_bench_ops_case *yard_bench_ops_products(uint32_t *n);
-const yard_bench_ops_case *yard_bench_ops_others(uint32_t *n);
+const yard_bench_ops_case *yard_bench_ops_latent(uint32_t *n);
+const yard_bench_ops_case *yard_bench_ops_moe(uint32_t *n);
+const yard_bench_ops_case *yard_bench_ops_rows(uint32_t *n);
 const yard_bench_ops_case *yard_bench_ops_gqa(uint32_t *n);
 const yard_bench_ops_case *yard_bench_ops_sample(uint32_t *n);
 
@@ -165,6 +167,9 @@ yard_kv_layer yard_bench_ops_place_cache(const yard_bench_ops_size *size, yard_b
 
 double yard_bench_ops_matrix_bytes(const yard_matrix *m);
 double yard_bench_ops_rows_bytes(yard_rows x, double n_rows, double n_cols);
+
+/* For calls that the definition computes quickly as they are. */
+void yard_bench_ops_shrink_nothing(yard_bench_ops_set *set);
 
 /* Fixed values for everything that is to be filled. */
 void yard_bench_ops_fill_set(yard_bench_ops_set *set);
