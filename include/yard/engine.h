@@ -84,6 +84,10 @@ typedef struct yard_engine_config {
     const char *cache_salt;    /* part of the names of cache pages: instances with other salts share
                                   none, also not by what they tell; NULL: "" */
     yard_prefix_cache prefix_cache;
+    const char *device;       /* "cpu", or "cuda": one GPU of compute capability 9.0, which runs one
+                                 rank, weights and cache in its memory; NULL: "cpu" */
+    const char *cuda_variant; /* "fast", or "deterministic": a request's bits do not depend on the
+                                 others of its step; NULL: "fast" */
 } yard_engine_config;
 
 #define YARD_ENGINE_CONFIG_INIT                                                                    \
@@ -93,7 +97,7 @@ typedef struct yard_engine_config {
 
 /* Memory that one rank takes. */
 typedef struct yard_engine_budget {
-    uint64_t weight_bytes;  /* mapped from the checkpoint */
+    uint64_t weight_bytes;  /* mapped from the checkpoint, or in the device's memory */
     uint64_t heap_bytes;    /* symmetric heap: what the fabric is to be created with */
     uint64_t cache_bytes;   /* KV */
     uint64_t scratch_bytes; /* taken as it is used */
@@ -109,7 +113,8 @@ YARD_API yard_status yard_engine_budget_of(const yard_engine_config *config, uin
                                            uint32_t rank, yard_engine_budget *out, yard_error *err);
 
 /* Loads the model and allocates everything. On success the caller owns *out. Errors: YARD_EINVAL,
- * YARD_EIO, YARD_EFORMAT, YARD_ENOTSUP, YARD_ENOMEM, each with one line in err. */
+ * YARD_EIO, YARD_EFORMAT, YARD_ENOTSUP, YARD_ENOMEM, YARD_EDEVICE (no GPU), each with one line in
+ * err. */
 YARD_API yard_status yard_engine_create(yard_engine **out, const yard_engine_config *config,
                                         yard_error *err);
 /* Ends all requests without events. NULL is fine. */

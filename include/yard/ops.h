@@ -366,6 +366,8 @@ typedef struct yard_sample_args {
     float *logits;               /* [n_rows, n_vocab]; changed */
     const yard_sample_row *rows; /* [n_rows] */
     int32_t *token;              /* [n_rows] out */
+    uint8_t *finite;             /* [n_rows] out, or NULL: 1 where every logit was a number neither
+                                    infinite nor NaN, before anything changed it */
 } yard_sample_args;
 
 /* ---- backends ------------------------------------------------------------------------ */
@@ -412,6 +414,9 @@ typedef struct yard_graph yard_graph;
 
 typedef struct yard_ops {
     const char *name;
+    /* The device's memory is the host's: pointers of either are good for both, so nothing has to be
+     * uploaded, downloaded or prepared. */
+    bool in_host_memory;
     size_t (*workspace_bytes)(const yard_ops_config *config); /* of a stream */
     /* Opens a stream with its workspace and threads. The caller closes it. */
     yard_status (*open)(yard_stream *out, const yard_ops_config *config, yard_error *err);
@@ -425,7 +430,9 @@ typedef struct yard_ops {
 
     /* Memory of the backend's device, at least 64-byte aligned, not initialised; belongs to the
      * caller. upload and download wait for what the stream holds, and are complete on return.
-     * Errors: YARD_ENOMEM, YARD_EDEVICE. */
+     * available: bytes that nobody has taken now; UINT64_MAX: not known. Errors: YARD_ENOMEM,
+     * YARD_EDEVICE. */
+    yard_status (*available)(uint64_t *n_bytes, yard_stream s, yard_error *err);
     yard_status (*allocate)(void **out, yard_stream s, size_t n_bytes, yard_error *err);
     void (*release)(yard_stream s, void *memory); /* NULL is fine */
     yard_status (*upload)(yard_stream s, void *to, const void *host, size_t n_bytes,
@@ -433,10 +440,10 @@ typedef struct yard_ops {
     yard_status (*download)(yard_stream s, void *host, const void *from, size_t n_bytes,
                             yard_error *err);
 
-    /* Brings weights into the form the kernels read, once, at load: w [n_matrices] describes the
-     * result, which *out owns; release it after the last operation that reads it. A backend that
-     * reads weights in place refers to the host memory, so that must live as long. Errors:
-     * YARD_EINVAL, YARD_ENOMEM, YARD_EDEVICE. */
+    /* Brings weights into the form the kernels read, once, at load: w [n_matrices], which may be
+     * a->parts where those are as many, describes the result, which *out owns; release it after the
+     * last operation that reads it. A backend that reads weights in place refers to the host
+     * memory, so that must live as long. Errors: YARD_EINVAL, YARD_ENOMEM, YARD_EDEVICE. */
     yard_status (*prepare)(struct yard_prepared **out, yard_matrix *w, yard_stream s,
                            const yard_prepare_args *a, yard_error *err);
     void (*release_prepared)(yard_stream s, struct yard_prepared *prepared); /* NULL is fine */

@@ -52,6 +52,9 @@ static inline float yard_bf16_round(float x)
 
 float yard_f32_from_f16(uint16_t h);
 
+/* False when one of n values is a NaN or infinite. */
+bool yard_all_finite(const float *x, size_t n);
+
 extern const float yard_e4m3_table[256]; /* value of every e4m3 code */
 
 static inline float yard_f32_from_e4m3(uint8_t code)

@@ -67,3 +67,12 @@ uint8_t yard_e4m3_from_f32(float x)
     const uint32_t rounded = magnitude + 0x7ffffu + (magnitude >> 20 & 1u);
     return (uint8_t)(sign | ((rounded >> 20) - (120u << 3)));
 }
+
+bool yard_all_finite(const float *x, size_t n)
+{
+    float sum = 0.0f;
+
+    for (size_t i = 0; i < n; i++)
+        sum += x[i] * 0.0f; /* a NaN if any is not finite */
+    return sum == 0.0f;
+}

@@ -90,6 +90,24 @@ const char *yard_cli_argp_cpu_variant(struct argp_state *state, const char *text
     return text;
 }
 
+static const char *one_of_two(struct argp_state *state, const char *option, const char *text,
+                              const char *a, const char *b)
+{
+    if (strcmp(text, a) != 0 && strcmp(text, b) != 0)
+        argp_error(state, "%s: want %s or %s, got '%s'", option, a, b, text);
+    return text;
+}
+
+const char *yard_cli_argp_device(struct argp_state *state, const char *text)
+{
+    return one_of_two(state, "--device", text, "cpu", "cuda");
+}
+
+const char *yard_cli_argp_cuda_variant(struct argp_state *state, const char *text)
+{
+    return one_of_two(state, "--cuda-variant", text, "fast", "deterministic");
+}
+
 yard_pin yard_cli_argp_pin(struct argp_state *state, const char *text)
 {
     static const char *const names[] = {

@@ -24,6 +24,17 @@ float yard_cli_argp_f32(struct argp_state *state, const char *option, const char
  * has it is for the engine to say. */
 const char *yard_cli_argp_cpu_variant(struct argp_state *state, const char *text);
 
+/* cpu or cuda; fast or deterministic; any other word ends the program. Whether there is a GPU is
+ * for the engine to say. */
+#define YARD_CLI_DEVICE_HELP                                                                       \
+    "cpu (default), or cuda: one GPU of compute capability 9.0, which has weights and cache in "   \
+    "its "                                                                                         \
+    "memory"
+const char *yard_cli_argp_device(struct argp_state *state, const char *text);
+#define YARD_CLI_CUDA_VARIANT_HELP                                                                 \
+    "fast (default), or deterministic: a request's bits do not depend on the others of its step"
+const char *yard_cli_argp_cuda_variant(struct argp_state *state, const char *text);
+
 /* none, cpu or node; any other word ends the program. */
 #define YARD_CLI_PIN_HELP                                                                          \
     "cpu: each thread on a processor of its own; node: threads dealt to the NUMA nodes; none "     \

@@ -8,6 +8,8 @@
 /* Keys above any character: these options have long names only. */
 enum {
     KEY_EXACT = 0x100,
+    KEY_DEVICE,
+    KEY_CUDA_VARIANT,
     KEY_THREADS,
     KEY_CPU_VARIANT,
     KEY_PIN,
@@ -65,6 +67,12 @@ static error_t parse_engine(int key, char *arg, struct argp_state *state)
     case KEY_EXACT:
         config->mode = YARD_EXACT;
         return 0;
+    case KEY_DEVICE:
+        config->device = yard_cli_argp_device(state, arg);
+        return 0;
+    case KEY_CUDA_VARIANT:
+        config->cuda_variant = yard_cli_argp_cuda_variant(state, arg);
+        return 0;
     case KEY_THREADS:
         config->n_threads = (uint32_t)yard_cli_argp_u64(state, "--threads", arg, 1, MAX_THREADS);
         return 0;
@@ -98,6 +106,8 @@ static error_t parse_engine(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option engine_option_list[] = {
     { "exact", KEY_EXACT, NULL, 0, "Activations in f32, never quantised", 0 },
+    { "device", KEY_DEVICE, "NAME", 0, YARD_CLI_DEVICE_HELP, 0 },
+    { "cuda-variant", KEY_CUDA_VARIANT, "NAME", 0, YARD_CLI_CUDA_VARIANT_HELP, 0 },
     { "threads", KEY_THREADS, "N", 0, "Threads (default: all processors)", 0 },
     { "pin", KEY_PIN, "WHERE", 0, YARD_CLI_PIN_HELP, 0 },
     { "cpu-variant", KEY_CPU_VARIANT, "NAME", 0,

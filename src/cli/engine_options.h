@@ -8,7 +8,7 @@
 #include "cli/args.h"
 #include "model/model.h"
 
-/* ---- where the model runs: --exact, --threads, --cpu-variant, --max-batch-tokens -------- */
+/* ---- where the model runs: --exact, --device, --threads, --max-batch-tokens, .. ------- */
 
 /* Input: a yard_engine_config, which the parser initialises, callbacks included. */
 extern const struct argp yard_engine_argp;

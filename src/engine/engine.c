@@ -50,10 +50,10 @@ static yard_status allocate(yard_engine *e, yard_error *err)
     e->logit_row = calloc(n, sizeof(*e->logit_row));
     e->sample_rows = calloc(n, sizeof(*e->sample_rows));
     e->sampled = calloc(n, sizeof(*e->sampled));
-    e->failed = calloc(n, sizeof(*e->failed));
+    e->finite = calloc(n, sizeof(*e->finite));
     e->order = calloc(n, sizeof(*e->order));
     if (!e->running || !e->logit_slot || !e->logit_row || !e->sample_rows || !e->sampled ||
-        !e->failed || !e->order)
+        !e->finite || !e->order)
         return yard_fail(err, YARD_ENOMEM, "engine: no memory for %u requests", n);
     return YARD_OK;
 }
@@ -81,6 +81,22 @@ static void lay_out_ranks(yard_model_options *options, const yard_engine_config 
     options->timeout_us = c->timeout_us;
 }
 
+static yard_status choose_device(yard_model_options *options, const yard_engine_config *c,
+                                 yard_error *err)
+{
+    const char *device = c->device ? c->device : "cpu";
+    const bool cpu = !strcmp(device, "cpu");
+
+    if (!cpu && strcmp(device, "cuda") != 0)
+        return yard_fail(err, YARD_EINVAL, "device: want cpu or cuda, got '%s'", device);
+    options->variant = cpu ? c->cpu_variant : c->cuda_variant;
+    options->ops = yard_ops_find(device);
+    return options->ops
+               ? YARD_OK
+               : yard_fail(err, YARD_ENOTSUP,
+                           "device %s: this build has none: it was made without nvcc", device);
+}
+
 /* Reads config.json and settles every size. */
 static yard_status choose_sizes(yard_engine *e, const yard_engine_config *c, uint32_t n_ranks,
                                 yard_model_options *options, yard_error *err)
@@ -92,9 +108,10 @@ static yard_status choose_sizes(yard_engine *e, const yard_engine_config *c, uin
     *options = (yard_model_options){ .exact = c->mode == YARD_EXACT,
                                      .mtp = c->mtp,
                                      .n_threads = c->n_threads,
-                                     .cpu_variant = c->cpu_variant,
                                      .pin = (yard_pin)c->pin,
                                      .max_seqs = c->max_seqs };
+    if (st == YARD_OK)
+        st = choose_device(options, c, err);
     if (st != YARD_OK)
         return st;
     lay_out_ranks(options, c, n_ranks);
@@ -198,7 +215,7 @@ void yard_engine_destroy(yard_engine *e)
     free(e->logit_row);
     free(e->sample_rows);
     free(e->sampled);
-    free(e->failed);
+    free(e->finite);
     free(e->order);
     free(e->logprobs);
     free(e->kept_logits);

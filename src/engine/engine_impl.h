@@ -91,7 +91,7 @@ struct yard_engine {
     uint32_t n_logit_rows;
     yard_sample_row *sample_rows; /* [max_seqs] */
     int32_t *sampled;             /* [max_seqs] */
-    bool *failed;                 /* [max_seqs] rows whose logits are not finite */
+    uint8_t *finite;              /* [max_seqs] 0: rows whose logits are not all finite numbers */
     uint32_t *order;              /* [max_seqs] running slots, the oldest first */
 
     /* several ranks (group.c) */
@@ -143,9 +143,6 @@ static inline const char *yard_engine_bound(const yard_engine *engine)
 {
     return engine->context == engine->model_config.max_positions ? "context" : "KV cache";
 }
-
-/* False when one of n logits is a NaN or infinite. */
-bool yard_logits_are_finite(const float *logits, uint32_t n);
 
 /* Gives a slot back: pages return, the sequence is freed. */
 void yard_engine_release_slot(yard_engine *engine, uint32_t slot);
@@ -287,8 +284,8 @@ void yard_logprobs_add(yard_engine *engine, yard_event *event, uint32_t n_logpro
                        const float *logits);
 
 /* After a step's forward pass, before sampling: events for the prompt tokens whose turn it was.
- * False: logits were not finite. */
-bool yard_logprobs_tell_prompt(yard_engine *engine, uint32_t slot);
+ * *finite is false when logits were not. Errors: those of the device. */
+yard_status yard_logprobs_tell_prompt(yard_engine *engine, uint32_t slot, bool *finite);
 
 /* ---- rows ---------------------------------------------------------------------------------- */
 

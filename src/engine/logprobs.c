@@ -83,20 +83,22 @@ static void tell_token(yard_engine *e, sequence *seq, const float *logits)
     yard_events_push(&e->events, event);
 }
 
-bool yard_logprobs_tell_prompt(yard_engine *e, uint32_t slot)
+yard_status yard_logprobs_tell_prompt(yard_engine *e, uint32_t slot, bool *finite)
 {
     sequence *seq = e->running[slot];
     const uint32_t vocab = e->model_config.vocab, from = seq->n_cached - seq->n_rows;
 
+    *finite = true;
     if (seq->n_rows == 0)
-        return true;
+        return YARD_OK;
     if (seq->n_prompt_told == 0)
         tell_token(e, seq, NULL);
     /* Position p says what token p + 1 is worth. */
     while (seq->n_prompt_told < seq->n_prompt_to_tell && seq->n_prompt_told <= seq->n_cached) {
         const uint32_t first = seq->n_prompt_told - 1;
         uint32_t n = seq->n_cached - first;
-        const float *logits;
+        const float *logits = NULL;
+        yard_status st;
 
         n = n < seq->n_prompt_to_tell - seq->n_prompt_told
                 ? n
@@ -104,12 +106,17 @@ bool yard_logprobs_tell_prompt(yard_engine *e, uint32_t slot)
         n = n < e->max_seqs ? n : e->max_seqs;
         for (uint32_t i = 0; i < n; i++)
             e->sampled[i] = (int32_t)(seq->first_row + first - from + i);
-        logits = yard_model_logits(e->model, e->sampled, n);
+        st = yard_model_logits(e->model, e->sampled, n, &e->err);
+        if (st == YARD_OK)
+            st = yard_model_read_logits(e->model, 0, n, &logits, &e->err);
+        if (st != YARD_OK)
+            return st;
         for (uint32_t i = 0; i < n; i++) {
-            if (!yard_logits_are_finite(logits + (size_t)i * vocab, vocab))
-                return false;
+            *finite = yard_all_finite(logits + (size_t)i * vocab, vocab);
+            if (!*finite)
+                return YARD_OK;
             tell_token(e, seq, logits + (size_t)i * vocab);
         }
     }
-    return true;
+    return YARD_OK;
 }

@@ -44,7 +44,7 @@ static void check_finite(struct score *s, const float *logits, uint32_t first, u
     const uint32_t vocab = s->engine->model_config.vocab;
 
     for (uint32_t i = 0; i < n && s->status == YARD_OK; i++)
-        if (!yard_logits_are_finite(logits + (size_t)i * vocab, vocab))
+        if (!yard_all_finite(logits + (size_t)i * vocab, vocab))
             s->status = yard_fail(&s->engine->err, YARD_EFORMAT,
                                   "logits at position %u are not finite numbers: the model's "
                                   "weights overflow",
@@ -59,9 +59,13 @@ static void take_logits(struct score *s, float *kept)
     for (uint32_t i = 0; i < s->n_wanted && s->status == YARD_OK; i += s->engine->max_logits) {
         const uint32_t left = s->n_wanted - i;
         const uint32_t n = left < s->engine->max_logits ? left : s->engine->max_logits;
-        const float *logits = yard_model_logits(s->engine->model, s->wanted + i, n);
+        const float *logits = NULL;
 
-        check_finite(s, logits, i, n);
+        s->status = yard_model_logits(s->engine->model, s->wanted + i, n, &s->engine->err);
+        if (s->status == YARD_OK)
+            s->status = yard_model_read_logits(s->engine->model, 0, n, &logits, &s->engine->err);
+        if (s->status == YARD_OK)
+            check_finite(s, logits, i, n);
         if (s->status != YARD_OK)
             return;
         if (kept) {

@@ -81,15 +81,6 @@ static void gather_rows(yard_engine *e, uint32_t prefill_tokens)
     }
 }
 
-bool yard_logits_are_finite(const float *logits, uint32_t n)
-{
-    float sum = 0.0f;
-
-    for (uint32_t i = 0; i < n; i++)
-        sum += logits[i] * 0.0f; /* a NaN if any is not finite */
-    return sum == 0.0f;
-}
-
 static yard_sample_row sample_row(const sequence *seq)
 {
     return (yard_sample_row){ .params = seq->params,
@@ -103,21 +94,32 @@ static yard_sample_row sample_row(const sequence *seq)
                               .n_bias = seq->n_bias };
 }
 
-static void sample(yard_engine *e)
+static yard_status keep_logits(yard_engine *e, uint32_t row)
 {
-    const uint32_t vocab = e->model_config.vocab;
-    const float *logits = yard_model_logits(e->model, e->logit_row, e->n_logit_rows);
+    const size_t vocab = e->model_config.vocab;
+    const float *logits = NULL;
+    const yard_status st = yard_model_read_logits(e->model, row, 1, &logits, &e->err);
 
-    for (uint32_t i = 0; i < e->n_logit_rows; i++) {
+    if (st == YARD_OK)
+        memcpy(e->kept_logits + row * vocab, logits, vocab * sizeof(*logits));
+    return st;
+}
+
+static yard_status sample(yard_engine *e)
+{
+    const uint32_t n = e->n_logit_rows;
+    yard_status st = yard_model_logits(e->model, e->logit_row, n, &e->err);
+
+    for (uint32_t i = 0; i < n && st == YARD_OK; i++) {
         const sequence *seq = e->running[e->logit_slot[i]];
-        const float *row = logits + (size_t)i * vocab;
 
         e->sample_rows[i] = sample_row(seq);
-        e->failed[i] = !yard_logits_are_finite(row, vocab);
         if (seq->n_logprobs > 0)
-            memcpy(e->kept_logits + (size_t)i * vocab, row, vocab * sizeof(*row));
+            st = keep_logits(e, i);
     }
-    yard_model_sample(e->model, e->sample_rows, e->n_logit_rows, e->sampled);
+    if (st != YARD_OK)
+        return st;
+    return yard_model_sample(e->model, e->sample_rows, n, e->sampled, e->finite, &e->err);
 }
 
 static bool contains(const int32_t *ids, uint32_t n, int32_t id)
@@ -170,12 +172,18 @@ static void report(yard_engine *e, uint32_t slot, uint32_t row)
 }
 
 /* Prompt tokens with log-probabilities; where the logits are no numbers, the request fails. */
-static void tell_prompts(yard_engine *e)
+static yard_status tell_prompts(yard_engine *e)
 {
     for (uint32_t slot = 0; slot < e->max_seqs; slot++) {
         const sequence *seq = e->running[slot];
+        bool finite = true;
+        yard_status st = YARD_OK;
 
-        if (!seq || seq->n_prompt_to_tell == 0 || yard_logprobs_tell_prompt(e, slot))
+        if (seq && seq->n_prompt_to_tell > 0)
+            st = yard_logprobs_tell_prompt(e, slot, &finite);
+        if (st != YARD_OK)
+            return st;
+        if (finite)
             continue;
         for (uint32_t i = 0; i < e->n_logit_rows; i++)
             if (e->logit_slot[i] == slot) {
@@ -184,24 +192,30 @@ static void tell_prompts(yard_engine *e)
             }
         report_failure(e, slot);
     }
+    return YARD_OK;
 }
 
 /* Of the step that ran. */
-static void take_results(yard_engine *e)
+static yard_status take_results(yard_engine *e)
 {
+    yard_status st;
+
     for (uint32_t slot = 0; slot < e->max_seqs; slot++)
         if (e->running[slot])
             yard_cache_show(e, slot);
-    tell_prompts(e);
-    if (e->n_logit_rows > 0)
-        sample(e);
+    st = tell_prompts(e);
+    if (st == YARD_OK && e->n_logit_rows > 0)
+        st = sample(e);
+    if (st != YARD_OK)
+        return st;
     for (uint32_t i = 0; i < e->n_logit_rows; i++)
-        if (e->failed[i])
-            report_failure(e, e->logit_slot[i]);
-        else
+        if (e->finite[i])
             report(e, e->logit_slot[i], i);
+        else
+            report_failure(e, e->logit_slot[i]);
     e->n_steps++;
     yard_engine_check_accounts(e);
+    return YARD_OK;
 }
 
 static const yard_schedule *const schedules[] = {
@@ -232,8 +246,7 @@ yard_status yard_engine_step(yard_engine *e)
     e->slept = false;
     if (st == YARD_OK)
         st = yard_model_forward(e->model, schedules[plan.schedule], &e->err);
-    if (st != YARD_OK)
-        return yard_group_break(e, st);
-    take_results(e);
-    return YARD_OK;
+    if (st == YARD_OK)
+        st = take_results(e);
+    return st == YARD_OK ? YARD_OK : yard_group_break(e, st);
 }

@@ -11,19 +11,29 @@ static uint32_t max_u32(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-static void lay_out_step(yard_model *m, yard_arena *arena)
+static const yard_ops *ops_of(const yard_model_options *o)
+{
+    return o->ops ? o->ops : &yard_ops_cpu;
+}
+
+/* What the host fills; the page table comes last, so that its unused end need not travel. */
+static void lay_out_inputs(yard_model *m, yard_arena *arena)
 {
     const yard_model_options *o = &m->options;
     const size_t t = o->max_tokens * sizeof(int32_t);
 
+    m->n_logits = yard_arena_take(arena, sizeof(int32_t));
+    m->logit_index = yard_arena_take(arena, o->max_logits * sizeof(int32_t));
+    m->count = yard_arena_take(arena, (1 + YARD_MAX_HALVES) * sizeof(int32_t));
     m->step.token = yard_arena_take(arena, t);
     m->step.position = yard_arena_take(arena, t);
     m->step.seq = yard_arena_take(arena, t);
     m->step.absorbed = yard_arena_take(arena, o->max_tokens);
+    if (o->mtp)
+        m->next_token = yard_arena_take(arena, t);
+    m->page_table_at = arena->used_bytes;
     m->step.page_table =
         yard_arena_take(arena, (size_t)o->max_seqs * o->max_pages_per_seq * sizeof(int32_t));
-    m->n_logits = yard_arena_take(arena, sizeof(int32_t));
-    m->logit_index = yard_arena_take(arena, o->max_logits * sizeof(int32_t));
 }
 
 static void lay_out_experts(yard_model *m, yard_arena *arena)
@@ -60,7 +70,6 @@ static void lay_out(yard_model *m, yard_arena *arena)
     const yard_model_config *c = &m->config;
     const yard_model_options *o = &m->options;
 
-    lay_out_step(m, arena);
     m->inv_freq = yard_arena_take(arena, (c->rope_dims / 2 + 1) * sizeof(float));
     yard_part_lay_out(m, &m->all, arena);
     lay_out_experts(m, arena);
@@ -68,11 +77,9 @@ static void lay_out(yard_model *m, yard_arena *arena)
     m->selected_norm = yard_activation_take(m, arena, o->max_logits, c->hidden);
     m->logits = yard_arena_take(arena, (size_t)o->max_logits * c->vocab * sizeof(float));
     if (o->mtp) {
-        m->next_token = yard_arena_take(arena, o->max_tokens * sizeof(int32_t));
         m->next_embed = yard_arena_take(arena, (size_t)o->max_tokens * c->hidden * sizeof(float));
         m->joined = yard_rows_take(arena, m->plain, o->max_tokens, 2 * c->hidden);
     }
-    m->layers = yard_arena_take(arena, cached_layers(m) * sizeof(*m->layers));
     for (uint32_t i = 0; i < cached_layers(m); i++) {
         void *data = yard_arena_take(arena, layer_cache_bytes(m));
         if (arena->base)
@@ -105,6 +112,11 @@ static yard_status choose(yard_model *m, const yard_model_config *config,
     st = yard_layout_check(config, o->layout, o->exact, err);
     if (st == YARD_OK && o->rank >= o->layout.ep)
         st = yard_fail(err, YARD_EINVAL, "rank: want below EP %u, got %u", o->layout.ep, o->rank);
+    if (st == YARD_OK && o->layout.ep > 1 && !ops_of(o)->in_host_memory)
+        st =
+            yard_fail(err, YARD_ENOTSUP,
+                      "device %s: want one rank, got %u: experts on several GPUs are not there yet",
+                      ops_of(o)->name, o->layout.ep);
     if (st == YARD_OK)
         st = yard_exchange_size(config, o, &m->expert_rows, &m->heap_bytes, err);
     if (st != YARD_OK)
@@ -116,35 +128,66 @@ static yard_status choose(yard_model *m, const yard_model_config *config,
     return YARD_OK;
 }
 
+static yard_status allocate_inputs(yard_model *m, yard_error *err)
+{
+    const yard_mirror *in = &m->inputs;
+    yard_arena arena = { 0 };
+    yard_status st;
+
+    lay_out_inputs(m, &arena);
+    st = yard_mirror_open(m, &m->inputs, arena.used_bytes, err);
+    if (st != YARD_OK)
+        return st;
+    arena = (yard_arena){ .base = in->host, .size_bytes = in->n_bytes };
+    lay_out_inputs(m, &arena);
+    m->all.batch = (yard_batch){ .n_tokens = yard_mirrored(in, &m->count[0]),
+                                 .token = yard_mirrored(in, m->step.token),
+                                 .position = yard_mirrored(in, m->step.position),
+                                 .seq = yard_mirrored(in, m->step.seq),
+                                 .absorbed = yard_mirrored(in, m->step.absorbed),
+                                 .page_table = yard_mirrored(in, m->step.page_table),
+                                 .page_table_ld = m->options.max_pages_per_seq };
+    return YARD_OK;
+}
+
+static yard_status bring_inv_freq(yard_model *m, yard_error *err)
+{
+    const uint32_t n = m->config.rope_dims / 2 + 1;
+    float *inv_freq = yard_alloc(n * sizeof(*inv_freq));
+    yard_status st;
+
+    if (!inv_freq)
+        return yard_fail(err, YARD_ENOMEM, "model: %u frequencies", n);
+    yard_model_inv_freq(&m->config, inv_freq);
+    st = m->ops->upload(m->stream, m->inv_freq, inv_freq, n * sizeof(*inv_freq), err);
+    free(inv_freq);
+    return st;
+}
+
 static yard_status allocate(yard_model *m, yard_error *err)
 {
     yard_arena arena = { 0 };
+    yard_status st;
 
+    m->layers = yard_alloc(cached_layers(m) * sizeof(*m->layers));
+    if (!m->layers)
+        return yard_fail(err, YARD_ENOMEM, "model: %u layers", cached_layers(m));
     lay_out(m, &arena);
-    arena.size_bytes = arena.used_bytes;
-    arena.used_bytes = 0;
-    m->block_bytes = arena.size_bytes;
-    arena.base = m->block = yard_pages_alloc(arena.size_bytes);
-    if (!m->block)
+    m->block_bytes = arena.used_bytes;
+    if (m->ops->allocate(&m->block, m->stream, m->block_bytes, NULL) != YARD_OK)
         return yard_fail(err, YARD_ENOMEM,
-                         "cache of %u pages and buffers for %u rows: want %zu MB, the system "
-                         "refused",
-                         m->options.n_pages, m->options.max_tokens, arena.size_bytes / 1000000);
+                         "cache of %u pages and buffers for %u rows: want %zu MB, the %s refused",
+                         m->options.n_pages, m->options.max_tokens, m->block_bytes / 1000000,
+                         m->ops->in_host_memory ? "system" : "device");
+    arena = (yard_arena){ .base = m->block, .size_bytes = m->block_bytes };
     lay_out(m, &arena);
-    m->all.batch = (yard_batch){ .n_tokens = &m->all.n_tokens,
-                                 .token = m->step.token,
-                                 .position = m->step.position,
-                                 .seq = m->step.seq,
-                                 .absorbed = m->step.absorbed,
-                                 .page_table = m->step.page_table,
-                                 .page_table_ld = m->options.max_pages_per_seq };
     for (uint32_t i = 0; i < m->config.n_layers; i++)
         m->layers[i].w = &m->weights->layers[i];
     if (m->options.mtp)
         m->layers[m->config.n_layers].w = &m->weights->mtp[0].layer;
-    yard_model_inv_freq(&m->config, m->inv_freq);
     m->softmax_scale = yard_model_softmax_scale(&m->config);
-    return YARD_OK;
+    st = bring_inv_freq(m, err);
+    return st == YARD_OK ? allocate_inputs(m, err) : st;
 }
 
 static yard_ops_config ops_config(const yard_model *m)
@@ -152,12 +195,13 @@ static yard_ops_config ops_config(const yard_model *m)
     const yard_model_config *c = &m->config;
     uint32_t max_in = max_u32(2 * c->hidden, c->n_heads * c->v_dims);
     yard_ops_config config = { .n_threads = m->options.n_threads,
-                               .variant = m->options.cpu_variant,
+                               .variant = m->options.variant,
                                .pin = m->options.pin };
 
     max_in = max_u32(max_in, max_u32(c->dense_inter, c->q_rank));
     max_in = max_u32(max_in, max_u32(c->n_shared_experts, 1) * c->expert_inter);
     config.limits = (yard_ops_limits){ .max_tokens = m->options.max_tokens,
+                                       .max_rows = (uint32_t)m->expert_rows,
                                        .max_in = max_in,
                                        .max_vocab = c->vocab,
                                        .max_experts = c->n_experts,
@@ -167,11 +211,6 @@ static yard_ops_config ops_config(const yard_model *m)
                                        .rope_dims = c->rope_dims,
                                        .v_dims = c->v_dims };
     return config;
-}
-
-static const yard_ops *ops_of(const yard_model_options *o)
-{
-    return o->ops ? o->ops : &yard_ops_cpu;
 }
 
 static yard_status open_stream(yard_model *m, yard_error *err)
@@ -201,6 +240,7 @@ yard_status yard_model_budget_of(const yard_model_config *config, const yard_mod
     if (st != YARD_OK)
         return st;
     lay_out(&m, &arena);
+    lay_out_inputs(&m, &arena);
     ops = ops_config(&m);
     out->weight_bytes = memory.weight_bytes + (m.options.mtp ? memory.mtp_weight_bytes : 0);
     out->heap_bytes = m.heap_bytes;
@@ -208,6 +248,29 @@ yard_status yard_model_budget_of(const yard_model_config *config, const yard_mod
     out->scratch_bytes =
         arena.used_bytes - out->cache_bytes + ops_of(&m.options)->workspace_bytes(&ops);
     return YARD_OK;
+}
+
+/* A device takes all of it at once; a host as it is used. The stream has its workspace already. */
+static yard_status check_memory(const yard_model *m, yard_error *err)
+{
+    uint64_t available = UINT64_MAX, want;
+    const yard_ops_config ops = ops_config(m);
+    yard_model_budget b;
+    yard_status st = yard_model_budget_of(&m->config, &m->options, &b, err);
+
+    if (st == YARD_OK)
+        st = m->ops->available(&available, m->stream, err);
+    if (st != YARD_OK)
+        return st;
+    want = b.weight_bytes + b.cache_bytes + b.scratch_bytes - m->ops->workspace_bytes(&ops);
+    if (want <= available)
+        return YARD_OK;
+    return yard_fail(err, YARD_ENOMEM,
+                     "device %s: want %.1f GB (weights %.1f, cache %.1f, buffers %.1f), %.1f are "
+                     "free: take fewer tokens of KV cache or a smaller model",
+                     m->ops->name, (double)want * 1e-9, (double)b.weight_bytes * 1e-9,
+                     (double)b.cache_bytes * 1e-9, (double)b.scratch_bytes * 1e-9,
+                     (double)available * 1e-9);
 }
 
 /* ---- experts' dtypes --------------------------------------------------------------------- */
@@ -275,6 +338,10 @@ yard_status yard_model_create(yard_model **out, const char *dir, const yard_mode
     if (st == YARD_OK)
         st = check_fabric(&m->options, err);
     if (st == YARD_OK)
+        st = open_stream(m, err);
+    if (st == YARD_OK)
+        st = check_memory(m, err);
+    if (st == YARD_OK)
         st = yard_weights_load(&m->weights, dir, config, &m->share,
                                options->n_threads ? options->n_threads : yard_cpu_count(), notify,
                                err);
@@ -283,9 +350,9 @@ yard_status yard_model_create(yard_model **out, const char *dir, const yard_mode
     if (st == YARD_OK)
         st = check_layers(m, err);
     if (st == YARD_OK)
-        st = open_stream(m, err);
-    if (st == YARD_OK)
         st = allocate(m, err);
+    if (st == YARD_OK)
+        st = yard_model_place_weights(m, notify, err);
     if (st == YARD_OK)
         st = yard_exchange_create(m, err);
     if (st != YARD_OK) {
@@ -301,9 +368,15 @@ void yard_model_destroy(yard_model *m)
     if (!m)
         return;
     yard_exchange_destroy(m);
-    if (m->ops)
+    if (m->ops) {
+        yard_model_release_weights(m);
+        yard_mirror_close(m, &m->inputs);
+        yard_mirror_close(m, &m->sampling);
+        m->ops->release(m->stream, m->block);
         m->ops->close(m->stream);
-    yard_pages_free(m->block, m->block_bytes);
+    }
+    free(m->read_logits);
+    free(m->layers);
     yard_weights_free(m->weights);
     free(m);
 }

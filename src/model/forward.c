@@ -3,8 +3,11 @@
 
 yard_status yard_model_forward(yard_model *m, const yard_schedule *schedule, yard_error *err)
 {
+    const yard_status st = yard_model_bring_rows(m, m->step.n_tokens, err);
+
+    if (st != YARD_OK)
+        return st;
     m->drafted = false;
-    m->all.n_tokens = m->step.n_tokens;
     m->ops->embed(m->stream, &(yard_embed_args){ .n_rows = m->all.batch.n_tokens,
                                                  .token = m->all.batch.token,
                                                  .table = m->weights->embed,
@@ -24,37 +27,33 @@ static yard_rms_norm_args norm_args(const yard_model *m, const int32_t *n_rows, 
                                  .y = { .plain = y } };
 }
 
-float *yard_model_logits(yard_model *m, const int32_t *index, uint32_t n_rows)
+yard_status yard_model_logits(yard_model *m, const int32_t *index, uint32_t n_rows, yard_error *err)
 {
     const yard_vector *final = m->drafted ? &m->weights->mtp[0].head_norm : &m->weights->final_norm;
     const yard_matrix *head = m->drafted ? &m->weights->mtp[0].head : &m->weights->head;
     const yard_rows logits = { .dtype = YARD_F32, .ld = m->config.vocab, .data = m->logits };
-    yard_rms_norm_args norm = norm_args(m, m->n_logits, m->selected, final, m->selected_norm.plain);
+    const int32_t *const n = yard_mirrored(&m->inputs, m->n_logits);
+    yard_rms_norm_args norm = norm_args(m, n, m->selected, final, m->selected_norm.plain);
+    yard_status st;
 
     *m->n_logits = (int32_t)n_rows;
     memcpy(m->logit_index, index, n_rows * sizeof(*index));
-    m->ops->select_rows(m->stream, &(yard_select_rows_args){ .n_rows = m->n_logits,
-                                                             .index = m->logit_index,
-                                                             .n_cols = m->config.hidden,
-                                                             .x = m->all.x,
-                                                             .out = m->selected });
+    st = yard_mirror_upload(m, &m->inputs, 0, (size_t)((uint8_t *)m->count - m->inputs.host), err);
+    if (st != YARD_OK)
+        return st;
+    m->ops->select_rows(
+        m->stream, &(yard_select_rows_args){ .n_rows = n,
+                                             .index = yard_mirrored(&m->inputs, m->logit_index),
+                                             .n_cols = m->config.hidden,
+                                             .x = m->all.x,
+                                             .out = m->selected });
     norm.y.quant = m->selected_norm.quant;
     norm.ue8m0 = m->config.ue8m0;
     m->ops->rms_norm_quant(m->stream, &norm);
-    yard_model_linear(m, &m->selected_norm, m->n_logits, head, logits);
-    m->ops->synchronise(m->stream);
-    return m->logits;
-}
-
-void yard_model_sample(yard_model *m, const yard_sample_row *rows, uint32_t n_rows, int32_t *token)
-{
-    *m->n_logits = (int32_t)n_rows;
-    m->ops->sample(m->stream, &(yard_sample_args){ .n_rows = m->n_logits,
-                                                   .n_vocab = m->config.vocab,
-                                                   .logits = m->logits,
-                                                   .rows = rows,
-                                                   .token = token });
-    m->ops->synchronise(m->stream);
+    yard_model_linear(m, &m->selected_norm, n, m->options.max_logits, head, logits);
+    if (m->ops->in_host_memory)
+        m->ops->synchronise(m->stream);
+    return m->ops->check(m->stream, err);
 }
 
 yard_status yard_model_draft(yard_model *m, const yard_schedule *schedule,
@@ -66,22 +65,26 @@ yard_status yard_model_draft(yard_model *m, const yard_schedule *schedule,
     const activation joined = { .plain = m->joined };
     const int32_t *const n = m->all.batch.n_tokens;
     yard_rms_norm_args norm;
+    yard_status st;
 
-    m->all.n_tokens = n_rows;
     if (n_rows > 0)
         memcpy(m->next_token, next_token, (size_t)n_rows * sizeof(*next_token));
+    st = yard_model_bring_rows(m, n_rows, err);
+    if (st != YARD_OK)
+        return st;
     if (m->config.mtp_reads_normed_hidden) {
         norm = norm_args(m, n, m->all.x, &m->weights->final_norm, x);
         m->ops->rms_norm_quant(m->stream, &norm);
     }
-    m->ops->embed(m->stream,
-                  &(yard_embed_args){
-                      .n_rows = n, .token = m->next_token, .table = w->embed, .x = m->next_embed });
+    m->ops->embed(m->stream, &(yard_embed_args){ .n_rows = n,
+                                                 .token = yard_mirrored(&m->inputs, m->next_token),
+                                                 .table = w->embed,
+                                                 .x = m->next_embed });
     norm = norm_args(m, n, m->next_embed, &w->enorm, m->joined);
     m->ops->rms_norm_quant(m->stream, &norm);
     norm = norm_args(m, n, m->all.x, &w->hnorm, joined_hidden);
     m->ops->rms_norm_quant(m->stream, &norm);
-    yard_model_linear(m, &joined, n, &w->eh_proj, x);
+    yard_model_linear(m, &joined, n, 0, &w->eh_proj, x);
     m->drafted = true;
     return yard_model_run_layers(m, schedule, m->config.n_layers, m->config.n_layers + 1, err);
 }

@@ -15,12 +15,13 @@
 #include "model/weights.h"
 
 typedef struct yard_model_options {
-    bool exact;         /* f32 activations, nothing quantised */
-    bool mtp;           /* load the first MTP module, if there is one */
-    uint32_t n_threads; /* 0: all processors of the affinity mask */
-    const char *cpu_variant;
+    bool exact;          /* f32 activations, nothing quantised */
+    bool mtp;            /* load the first MTP module, if there is one */
+    uint32_t n_threads;  /* 0: all processors of the affinity mask */
+    const char *variant; /* of ops: see yard_ops_config; NULL: its default */
     yard_pin pin;        /* where the CPU's threads run */
-    const yard_ops *ops; /* NULL: the CPU's */
+    const yard_ops *ops; /* NULL: the CPU's. One whose memory is its own (not in_host_memory) runs
+                            one rank */
     uint32_t max_tokens; /* rows of a step */
     uint32_t max_seqs;
     uint32_t max_logits; /* rows whose logits are computed at once */
@@ -39,11 +40,12 @@ typedef struct yard_model_options {
 
 /* Memory of one rank, known before anything is allocated. */
 typedef struct yard_model_budget {
-    uint64_t weight_bytes;  /* mapped from the checkpoint and read */
+    uint64_t weight_bytes;  /* mapped from the checkpoint and read; copied to a device's memory */
     uint64_t heap_bytes;    /* symmetric heap, rows between ranks: what the fabric is created with;
                                0 with one rank */
     uint64_t cache_bytes;   /* KV */
-    uint64_t scratch_bytes; /* activations, logits, the operations' workspace: touched as needed */
+    uint64_t scratch_bytes; /* activations, logits, the operations' workspace: touched as needed
+                               where memory is the host's */
 } yard_model_budget;
 
 /* fabric and heap_at of the options are not read. Errors: as yard_layout_check(); YARD_EINVAL for a
@@ -52,7 +54,7 @@ yard_status yard_model_budget_of(const yard_model_config *config, const yard_mod
                                  yard_model_budget *out, yard_error *err);
 
 /* The rows of the next step, filled by the caller before yard_model_forward(): see yard_batch. The
- * arrays belong to the model. */
+ * arrays belong to the model, in the host's memory; the forward pass brings them to the device. */
 typedef struct yard_step {
     int32_t n_tokens;
     int32_t *token, *position, *seq; /* [max_tokens] */
@@ -62,10 +64,10 @@ typedef struct yard_step {
 
 typedef struct yard_model yard_model;
 
-/* Loads this rank's weights from dir and allocates everything. config is copied. Not collective.
- * Errors: as yard_model_budget_of(), yard_layout_check_nodes() and yard_weights_load();
- * YARD_ENOMEM naming what did not fit.
- */
+/* Loads this rank's weights from dir and allocates everything; a device with memory of its own gets
+ * the weights, with a progress notice. config is copied. Not collective. Errors: as
+ * yard_model_budget_of(), yard_layout_check_nodes() and yard_weights_load(); YARD_EDEVICE and
+ * YARD_ENOTSUP of the device; YARD_ENOMEM naming what did not fit. */
 yard_status yard_model_create(yard_model **out, const char *dir, const yard_model_config *config,
                               const yard_model_options *options, const yard_notify *notify,
                               yard_error *err);
@@ -85,16 +87,27 @@ const char *yard_model_identity(const yard_model *model); /* yard_checkpoint_ide
  * YARD_ETIMEDOUT: a rank was lost, or a wait passed its deadline; the message names layer, stage
  * and ranks. The step's results are void then, and every later call returns the same status: the
  * group is to be formed anew (yard_model_rejoin). YARD_EINVAL: two halves without
- * micro_batch. */
+ * micro_batch. YARD_EDEVICE: the device failed; nothing runs on it any more. */
 yard_status yard_model_forward(yard_model *model, const yard_schedule *schedule, yard_error *err);
 
-/* Logits of the rows index[0..n_rows) of the last forward pass, n_rows <= max_logits:
- * [n_rows, vocab] f32, owned by the model, valid until the next call. */
-float *yard_model_logits(yard_model *model, const int32_t *index, uint32_t n_rows);
+/* Computes the logits of the rows index[0..n_rows) of the last forward pass, n_rows <= max_logits;
+ * they stay on the device until the next call. Errors: YARD_EDEVICE. */
+yard_status yard_model_logits(yard_model *model, const int32_t *index, uint32_t n_rows,
+                              yard_error *err);
 
-/* Samples one token for each row of those logits. */
-void yard_model_sample(yard_model *model, const yard_sample_row *rows, uint32_t n_rows,
-                       int32_t *token);
+/* *out: rows [first, first + n_rows) of those logits, [n_rows, vocab] f32 in the host's memory,
+ * owned by the model, valid until the next call of this or of those before and after. Errors:
+ * YARD_ENOMEM, YARD_EDEVICE. */
+yard_status yard_model_read_logits(yard_model *model, uint32_t first, uint32_t n_rows,
+                                   const float **out, yard_error *err);
+
+/* Samples one token for each row of those logits, which it changes.
+ *   rows    [n_rows] their lists lie in the host's memory
+ *   token   [n_rows] out
+ *   finite  [n_rows] out: 1 where all logits were finite numbers
+ * Errors: YARD_ENOMEM, YARD_EDEVICE. */
+yard_status yard_model_sample(yard_model *model, const yard_sample_row *rows, uint32_t n_rows,
+                              int32_t *token, uint8_t *finite, yard_error *err);
 
 /* Runs the MTP module over the first n_rows rows of the last forward pass; next_token[i] is the
  * token after row i; NULL when n_rows is 0. Logits calls that follow are the module's (row i
@@ -111,7 +124,8 @@ yard_status yard_model_write_page(yard_model *model, int32_t page, const void *d
                                   yard_error *err);
 yard_status yard_model_copy_page(yard_model *model, int32_t from, int32_t to, yard_error *err);
 
-/* What a layer left behind, for tests: called after each layer of forward(). */
+/* What a layer left behind, in the host's memory, for tests: called after each layer of forward().
+ */
 typedef struct yard_layer_trace {
     uint32_t layer;
     uint32_t n_tokens;

@@ -23,10 +23,17 @@ typedef struct yard_place {
     yard_stage stage;
 } yard_place;
 
+/* Memory that the host fills and operations read. Where the device's memory is the host's, both
+ * sides are the same. */
+typedef struct yard_mirror {
+    uint8_t *host, *device;
+    size_t n_bytes;
+} yard_mirror;
+
 /* Buffers of consecutive rows of a step: all of them, or one of two halves. */
 typedef struct yard_part {
     int32_t n_tokens;
-    yard_batch batch; /* the rows as operations see them; its n_tokens is the one above */
+    yard_batch batch; /* the rows as operations see them; its n_tokens says the same */
     yard_ep_round *round;
 
     float *x;              /* [max_tokens, hidden] residual stream */
@@ -66,7 +73,23 @@ struct yard_model {
     yard_place failed_at;
 
     size_t heap_bytes; /* of the symmetric heap */
-    void *block;       /* memory under the buffers below */
+
+    /* What the host fills for a pass: one of its arrays is one of step's, or named below. */
+    yard_mirror inputs;
+    yard_step step;
+    int32_t *n_logits;    /* [1] */
+    int32_t *logit_index; /* [max_logits] */
+    int32_t *count;       /* [1 + YARD_MAX_HALVES] rows of the step, and of each half */
+    int32_t *next_token;  /* [max_tokens] */
+    size_t page_table_at; /* bytes of inputs before step.page_table, which comes last */
+
+    yard_mirror sampling; /* what yard_model_sample() brings; grows */
+    float *read_logits;   /* [max_logits, vocab] copies on the host; NULL: not needed yet */
+    struct yard_prepared **prepared; /* [n_prepared] weights on the device */
+    uint32_t n_prepared;
+    void *vectors; /* norms and biases there */
+
+    void *block; /* the device's memory under the buffers below */
     size_t block_bytes;
     yard_dtype plain; /* dtype of plain activations: F32 when exact, else BF16 */
     bool quantise;    /* FP8 projections get FP8 activations */
@@ -74,10 +97,7 @@ struct yard_model {
     float *inv_freq;
 
     yard_layer *layers; /* [n_layers (+ 1 with MTP)] */
-    yard_step step;
     yard_part all, half[YARD_MAX_HALVES];
-    int32_t *n_logits;    /* [1] */
-    int32_t *logit_index; /* [max_logits] */
 
     /* of this rank's experts, between receipt and return of rows */
     size_t expert_rows;    /* how many there may be */
@@ -91,18 +111,42 @@ struct yard_model {
     activation selected_norm;
     float *logits; /* [max_logits, vocab] */
 
-    bool drafted;        /* x holds the MTP module's output */
-    int32_t *next_token; /* [max_tokens] */
-    float *next_embed;   /* [.., hidden] */
-    yard_rows joined;    /* [.., 2 * hidden] */
+    bool drafted;      /* x holds the MTP module's output */
+    float *next_embed; /* [.., hidden] */
+    yard_rows joined;  /* [.., 2 * hidden] */
 
     void (*trace)(void *ctx, const yard_layer_trace *trace);
     void *trace_ctx;
 };
 
-/* y = in . w^T, reading FP8 activations when w is FP8 and the mode quantises. */
+/* ---- device.c: what crosses between the host and the device -----------------------------------
+ */
+
+yard_status yard_mirror_open(const yard_model *m, yard_mirror *mirror, size_t n_bytes,
+                             yard_error *err);
+void yard_mirror_close(const yard_model *m, yard_mirror *mirror);
+yard_status yard_mirror_upload(const yard_model *m, const yard_mirror *mirror, size_t first,
+                               size_t n_bytes, yard_error *err);
+/* Where the device sees what the host has at p. */
+static inline void *yard_mirrored(const yard_mirror *mirror, const void *p)
+{
+    return mirror->device + ((const uint8_t *)p - mirror->host);
+}
+
+/* The inputs of a pass over n_tokens rows, on their way. */
+yard_status yard_model_bring_rows(yard_model *m, int32_t n_tokens, yard_error *err);
+
+/* ---- place.c ----------------------------------------------------------------------------------
+ */
+
+/* Weights to a device with memory of its own: m->weights refers to that afterwards. */
+yard_status yard_model_place_weights(yard_model *m, const yard_notify *notify, yard_error *err);
+void yard_model_release_weights(yard_model *m);
+
+/* y = in . w^T, reading FP8 activations when w is FP8 and the mode quantises; max_rows as in
+ * yard_linear_args. */
 void yard_model_linear(const yard_model *m, const activation *in, const int32_t *n_rows,
-                       const yard_matrix *w, yard_rows y);
+                       uint32_t max_rows, const yard_matrix *w, yard_rows y);
 
 /* Grouped-query attention (layer_gqa.c): q, k, v of the normalised rows and append to the cache;
  * attention. */

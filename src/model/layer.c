@@ -2,19 +2,21 @@
 #include "model/forward_impl.h"
 
 void yard_model_linear(const yard_model *m, const activation *in, const int32_t *n_rows,
-                       const yard_matrix *w, yard_rows y)
+                       uint32_t max_rows, const yard_matrix *w, yard_rows y)
 {
     const bool fp8 = m->quantise && w->dtype == YARD_FP8_E4M3;
 
-    m->ops->linear(
-        m->stream,
-        &(yard_linear_args){ .n_rows = n_rows, .x = fp8 ? in->quant : in->plain, .w = *w, .y = y });
+    m->ops->linear(m->stream, &(yard_linear_args){ .n_rows = n_rows,
+                                                   .max_rows = max_rows,
+                                                   .x = fp8 ? in->quant : in->plain,
+                                                   .w = *w,
+                                                   .y = y });
 }
 
 static void linear(yard_model *m, const yard_part *p, const activation *in, const yard_matrix *w,
                    yard_rows y)
 {
-    yard_model_linear(m, in, p->batch.n_tokens, w, y);
+    yard_model_linear(m, in, p->batch.n_tokens, 0, w, y);
 }
 
 static void norm(yard_model *m, const yard_part *p, yard_rows x, yard_rows add,

@@ -1,4 +1,6 @@
 /* Parts of a step: their buffers, and the walk through the layers that a schedule asks for. */
+#include <stdlib.h>
+
 #include "model/forward_impl.h"
 
 static uint32_t max_u32(uint32_t a, uint32_t b)
@@ -108,7 +110,7 @@ static void cut_part(yard_model *m, uint32_t half, uint32_t first, uint32_t n)
 
     *p = m->all;
     p->n_tokens = (int32_t)n;
-    p->batch.n_tokens = &p->n_tokens;
+    p->batch.n_tokens = yard_mirrored(&m->inputs, &m->count[1 + half]);
     skip_batch(&p->batch, first);
     p->x += first * hidden;
     p->moe_y += first * hidden;
@@ -139,18 +141,36 @@ static void cut_part(yard_model *m, uint32_t half, uint32_t first, uint32_t n)
 
 /* ---- walk -------------------------------------------------------------------------------- */
 
+/* n values of four bytes, as the host sees them; a copy is the caller's to free. */
+static const void *look_at(const yard_model *m, const void *values, size_t n, void **copy)
+{
+    *copy = NULL;
+    if (m->ops->in_host_memory)
+        return values;
+    *copy = malloc(n * 4);
+    if (*copy && m->ops->download(m->stream, *copy, values, n * 4, NULL) == YARD_OK)
+        return *copy;
+    return NULL;
+}
+
 static void trace_layer(const yard_model *m, uint32_t layer_idx)
 {
+    const size_t n = (size_t)m->all.n_tokens, n_chosen = n * m->config.top_k;
     const bool is_moe = m->layers[layer_idx].w->is_moe;
+    yard_layer_trace trace = { .layer = layer_idx, .n_tokens = (uint32_t)n };
+    void *copies[3] = { NULL };
 
     if (!m->trace || layer_idx >= m->config.n_layers)
         return;
     m->ops->synchronise(m->stream);
-    m->trace(m->trace_ctx, &(yard_layer_trace){ .layer = layer_idx,
-                                                .n_tokens = (uint32_t)m->all.n_tokens,
-                                                .hidden = m->all.x,
-                                                .expert = is_moe ? m->all.expert : NULL,
-                                                .weight = is_moe ? m->all.expert_weight : NULL });
+    trace.hidden = look_at(m, m->all.x, n * m->config.hidden, &copies[0]);
+    if (is_moe) {
+        trace.expert = look_at(m, m->all.expert, n_chosen, &copies[1]);
+        trace.weight = look_at(m, m->all.expert_weight, n_chosen, &copies[2]);
+    }
+    m->trace(m->trace_ctx, &trace);
+    for (int i = 0; i < 3; i++)
+        free(copies[i]);
 }
 
 /* Layers that all take the same schedule: see schedule.h. */
@@ -177,6 +197,7 @@ yard_status yard_model_run_layers(yard_model *m, const yard_schedule *schedule, 
 {
     const uint32_t n = (uint32_t)m->all.n_tokens, n_dense = m->config.n_dense_layers;
     const uint32_t first_moe = first < n_dense ? n_dense : first;
+    yard_status st;
 
     if (!schedule)
         schedule = &yard_schedule_none;
@@ -193,5 +214,6 @@ yard_status yard_model_run_layers(yard_model *m, const yard_schedule *schedule, 
         walk(m, &yard_schedule_none, first, first_moe);
     walk(m, schedule, first_moe, end);
     m->ops->synchronise(m->stream);
-    return yard_exchange_check(m, err);
+    st = m->ops->check(m->stream, err);
+    return st == YARD_OK ? yard_exchange_check(m, err) : st;
 }

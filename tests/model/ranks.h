@@ -210,6 +210,15 @@ static inline void ranks_fill(const ranks_driver *d, yard_step *step)
         }
 }
 
+static inline const float *ranks_logits(yard_model *model, int32_t row)
+{
+    const float *logits = NULL;
+
+    CHECK(yard_model_logits(model, &row, 1, NULL) == YARD_OK);
+    CHECK(yard_model_read_logits(model, 0, 1, &logits, NULL) == YARD_OK);
+    return logits;
+}
+
 static inline int32_t ranks_largest(const float *logits, int32_t vocab)
 {
     int32_t best = 0;
@@ -246,7 +255,7 @@ static inline void ranks_read(ranks_driver *d, yard_model *model, uint64_t *hash
 
             if (at % 8 != 0 && at + 1 != slot->n_known)
                 continue;
-            logits = yard_model_logits(model, &row, 1);
+            logits = ranks_logits(model, row);
             hash[slot->prompt] = ranks_hash(hash[slot->prompt], logits, 4 * d->vocab);
             token = ranks_largest(logits, (int32_t)d->vocab);
             if (at + 1 != slot->n_known)
@@ -281,7 +290,7 @@ static inline yard_status ranks_draft(ranks_driver *d, yard_model *model, const 
         for (uint32_t i = 0; i < d->n_rows[s]; i++, row++)
             if ((d->slot[s].n_cached - d->n_rows[s] + i) % 8 == 0)
                 hash[prompt_of[s]] =
-                    ranks_hash(hash[prompt_of[s]], yard_model_logits(model, &row, 1), 4 * d->vocab);
+                    ranks_hash(hash[prompt_of[s]], ranks_logits(model, row), 4 * d->vocab);
     return st;
 }
 

@@ -66,6 +66,41 @@ static inline void deferred_synchronise(yard_stream stream)
     pthread_join(thread, NULL);
 }
 
+static inline yard_status deferred_check(yard_stream stream, yard_error *err)
+{
+    return yard_ops_cpu.check(deferred_of(stream)->inner, err);
+}
+
+static inline yard_status deferred_upload(yard_stream stream, void *to, const void *host,
+                                          size_t n_bytes, yard_error *err)
+{
+    deferred_synchronise(stream);
+    return yard_ops_cpu.upload(deferred_of(stream)->inner, to, host, n_bytes, err);
+}
+
+static inline yard_status deferred_download(yard_stream stream, void *host, const void *from,
+                                            size_t n_bytes, yard_error *err)
+{
+    deferred_synchronise(stream);
+    return yard_ops_cpu.download(deferred_of(stream)->inner, host, from, n_bytes, err);
+}
+
+static inline yard_status deferred_available(uint64_t *n_bytes, yard_stream stream, yard_error *err)
+{
+    return yard_ops_cpu.available(n_bytes, deferred_of(stream)->inner, err);
+}
+
+static inline yard_status deferred_allocate(void **out, yard_stream stream, size_t n_bytes,
+                                            yard_error *err)
+{
+    return yard_ops_cpu.allocate(out, deferred_of(stream)->inner, n_bytes, err);
+}
+
+static inline void deferred_release(yard_stream stream, void *memory)
+{
+    yard_ops_cpu.release(deferred_of(stream)->inner, memory);
+}
+
 static inline yard_status deferred_open(yard_stream *out, const yard_ops_config *config,
                                         yard_error *err)
 {
@@ -146,11 +181,18 @@ DEFER(sample)
 
 static const yard_ops deferred_ops = {
     .name = "deferred",
+    .in_host_memory = true,
     .workspace_bytes = deferred_workspace_bytes,
     .open = deferred_open,
     .close = deferred_close,
     .describe = deferred_describe,
     .synchronise = deferred_synchronise,
+    .check = deferred_check,
+    .available = deferred_available,
+    .allocate = deferred_allocate,
+    .release = deferred_release,
+    .upload = deferred_upload,
+    .download = deferred_download,
     .issue = deferred_issue,
     .embed = deferred_embed,
     .rms_norm_quant = deferred_rms_norm_quant,

@@ -176,9 +176,12 @@ static void sample_task(void *ctx, uint32_t i, uint32_t thread)
 {
     const struct sample_job *job = ctx;
     const yard_sample_args *a = job->a;
+    float *logits = a->logits + (size_t)i * a->n_vocab;
 
-    yard_cpu_sample_row(&a->rows[i], a->logits + (size_t)i * a->n_vocab, a->n_vocab,
-                        job->s->scratch[thread].sample, &a->token[i]);
+    if (a->finite)
+        a->finite[i] = yard_all_finite(logits, a->n_vocab);
+    yard_cpu_sample_row(&a->rows[i], logits, a->n_vocab, job->s->scratch[thread].sample,
+                        &a->token[i]);
 }
 
 void yard_cpu_sample(yard_stream s, const yard_sample_args *a)
@@ -190,12 +193,14 @@ void yard_cpu_sample(yard_stream s, const yard_sample_args *a)
 
 const yard_ops yard_ops_cpu = {
     .name = "cpu",
+    .in_host_memory = true,
     .workspace_bytes = workspace_bytes,
     .open = open_stream,
     .close = close_stream,
     .describe = describe,
     .synchronise = synchronise,
     .check = check,
+    .available = yard_cpu_available,
     .allocate = yard_cpu_allocate,
     .release = yard_cpu_release,
     .upload = yard_cpu_upload,

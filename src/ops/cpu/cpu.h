@@ -255,6 +255,7 @@ static inline const float *matrix_scale_row(const yard_matrix *w, size_t row)
 }
 
 /* Memory and weights; see ops.h. memory.c */
+yard_status yard_cpu_available(uint64_t *n_bytes, yard_stream s, yard_error *err);
 yard_status yard_cpu_allocate(void **out, yard_stream s, size_t n_bytes, yard_error *err);
 void yard_cpu_release(yard_stream s, void *memory);
 yard_status yard_cpu_upload(yard_stream s, void *to, const void *host, size_t n_bytes,

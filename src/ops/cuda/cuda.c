@@ -156,6 +156,16 @@ static yard_status check(yard_stream stream, yard_error *err)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
+static yard_status available(uint64_t *n_bytes, yard_stream s, yard_error *err)
+{
+    size_t n_free = 0, n_all = 0;
+    const cudaError_t code = cudaMemGetInfo(&n_free, &n_all);
+
+    (void)s;
+    *n_bytes = n_free;
+    return cuda_fail(err, code, "free memory");
+}
+
 static yard_status allocate(void **out, yard_stream s, size_t n_bytes, yard_error *err)
 {
     void *p = NULL;
@@ -280,6 +290,7 @@ const yard_ops yard_ops_cuda = {
     .describe = describe,
     .synchronise = synchronise,
     .check = check,
+    .available = available,
     .allocate = allocate,
     .release = release,
     .upload = upload,

@@ -296,15 +296,42 @@ static __device__ __forceinline__ candidate largest_candidate(sampler *s)
     return over_cluster(s, (pair){ best, 0 }, larger).a;
 }
 
-/* The same from where the logits are, which nothing changes. */
-static __device__ __forceinline__ candidate largest_in_place(sampler *s, const float *logits)
+/* 1 where a logit is infinite or no number: zero times it is not zero. */
+static __device__ __forceinline__ uint64_t not_finite(float4 x)
 {
-    candidate best = 0;
+    return !(0.0f * x.x == 0.0f && 0.0f * x.y == 0.0f && 0.0f * x.z == 0.0f && 0.0f * x.w == 0.0f);
+}
+
+/* The same from where the logits are, which nothing changes; *finite says that all of them are. */
+static __device__ __forceinline__ candidate largest_in_place(sampler *s, const float *logits,
+                                                             bool *finite)
+{
+    pair all = { 0, 0 };
 
 #pragma unroll 8
-    for (uint32_t i = threadIdx.x * 4; i < s->n; i += SAMPLE_THREADS * 4)
-        best = largest_of(s, best, *(const float4 *)(logits + s->first + i), i);
-    return over_cluster(s, (pair){ best, 0 }, larger).a;
+    for (uint32_t i = threadIdx.x * 4; i < s->n; i += SAMPLE_THREADS * 4) {
+        const float4 x = *(const float4 *)(logits + s->first + i);
+
+        all.a = largest_of(s, all.a, x, i);
+        all.b |= not_finite(x);
+    }
+    all = over_cluster(s, all, larger);
+    *finite = all.b == 0;
+    return all.a;
+}
+
+/* Of the slice; beyond its end there is minus infinity. */
+static __device__ __forceinline__ bool are_finite(sampler *s)
+{
+    uint64_t bad = 0;
+
+    each_four(s, [&](float4 x, uint32_t i) {
+        x.y = i + 1 < s->n ? x.y : 0.0f;
+        x.z = i + 2 < s->n ? x.z : 0.0f;
+        x.w = i + 3 < s->n ? x.w : 0.0f;
+        bad |= not_finite(x);
+    });
+    return over_cluster(s, (pair){ bad, 0 }, larger).a == 0;
 }
 
 /* ---- the search ------------------------------------------------------------------------------ */
@@ -661,20 +688,26 @@ static __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(SAMPLE_
         const yard_sample_row *row = &a.rows[i];
         float *logits = a.logits + (size_t)i * a.n_vocab;
         candidate key;
+        bool finite = true;
 
         if (i + n_clusters < (uint32_t)*a.n_rows)
             prefetch_slice(&s, logits + (size_t)n_clusters * a.n_vocab);
         if (n.wide && is_plain_greedy(row)) {
-            key = largest_in_place(&s, logits);
+            key = largest_in_place(&s, logits, &finite);
         } else {
             load_slice(&s, logits, n.wide);
+            if (a.finite)
+                finite = are_finite(&s);
             add_bias(&s, row, logits);
             if (has_penalties(&row->params))
                 penalise(&s, row, logits);
             key = row->params.temperature > 0.0f ? draw(&s, row) : largest_candidate(&s);
         }
-        if (s.rank == 0 && threadIdx.x == 0)
+        if (s.rank == 0 && threadIdx.x == 0) {
             a.token[i] = (int32_t)id_of(key);
+            if (a.finite)
+                a.finite[i] = finite;
+        }
         __syncthreads(); /* the next row's slice takes the same place */
     }
     cluster_sync(); /* no block leaves while another may write to it */

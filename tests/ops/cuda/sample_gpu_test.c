@@ -11,7 +11,7 @@ enum { MAX_LIST = 40, LISTS = 4 };
 typedef struct sample_twin {
     rows_twin logits;
     twin lists; /* [n_rows, LISTS, MAX_LIST] words: prompt, output, bias tokens, bias values */
-    twin token;
+    twin token, finite;
     yard_sample_row *host;
     yard_sample_row *device; /* device memory */
 } sample_twin;
@@ -113,7 +113,8 @@ static bool sample_create(both *t, sample_twin *m, uint32_t n, uint32_t n_vocab,
     void *device = NULL;
     bool ok = rows && rows_create(b, &m->logits, YARD_F32, n + 1, n_vocab, n_vocab, true) &&
               twin_create(b, &m->lists, (size_t)(n + 1) * LISTS * MAX_LIST * sizeof(int32_t)) &&
-              twin_create(b, &m->token, (n + 1) * sizeof(int32_t)) && both_set_count(t, n) &&
+              twin_create(b, &m->token, (n + 1) * sizeof(int32_t)) &&
+              twin_create(b, &m->finite, n + 1) && both_set_count(t, n) &&
               b->ops->allocate(&device, b->s, (n + 1) * sizeof(*rows), NULL) == YARD_OK;
 
     m->device = device;
@@ -140,22 +141,26 @@ static void sample_case(both *t, uint32_t n, uint32_t n_vocab, uint32_t variant)
                                     .n_vocab = n_vocab,
                                     .logits = m.logits.data.host,
                                     .rows = m.host,
-                                    .token = m.token.host };
+                                    .token = m.token.host,
+                                    .finite = m.finite.host };
     yard_sample_args device = host;
 
     device.n_rows = t->n_rows.device;
     device.logits = m.logits.data.device;
     device.rows = m.device;
     device.token = m.token.device;
+    device.finite = m.finite.device;
     if (ok)
         both_run(t, call_sample, &host, &device);
     gpu_test_case(b->t, ok && both_same(t, &m.token), "sample: %u rows of %u, state 0x%llx: ids", n,
                   n_vocab, (unsigned long long)seed);
+    gpu_test_case(b->t, ok && both_same(t, &m.finite), "sample: %u rows of %u: finite", n, n_vocab);
     gpu_test_case(b->t, ok && both_same_floats(t, &m.logits.data), "sample: %u rows of %u: logits",
                   n, n_vocab);
     rows_destroy(b, &m.logits);
     twin_destroy(b, &m.lists);
     twin_destroy(b, &m.token);
+    twin_destroy(b, &m.finite);
     b->ops->release(b->s, m.device);
     free(m.host);
 }

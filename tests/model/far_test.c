@@ -1,0 +1,177 @@
+/* The model on a device whose memory the host cannot touch: everything that an operation reads has
+ * been brought there, everything that the host reads has been brought back, and the bits are those
+ * of the definition. */
+#include "ranks.h"
+
+#include "../ops/far.h"
+
+static ranks_prompt prompts[RANKS_PROMPTS];
+static uint64_t *shared_hash;
+
+static ranks_case far_case(const char *dir, bool exact, const yard_schedule *schedule)
+{
+    return (ranks_case){ .dir = dir,
+                         .layout = { 1, 1, 1 },
+                         .exact = exact,
+                         .draft = true,
+                         .max_tokens = 40,
+                         .n_slots = 3,
+                         .n_prompts = 5,
+                         .n_new = 8,
+                         .schedule = schedule,
+                         .prompts = prompts,
+                         .hash = shared_hash };
+}
+
+/* The definition first, then the same on the device. */
+static void check_case(ranks_case c)
+{
+    c.is_reference = true;
+    ranks_run(&c);
+    c.is_reference = false;
+    c.ops = &far_ops;
+    ranks_run(&c);
+}
+
+static void bits_are_the_same(void **state)
+{
+    (void)state;
+    check_case(far_case(RANKS_DEMO_DIR, true, NULL));
+    check_case(far_case(RANKS_DEMO_DIR, false, NULL));
+    check_case(far_case(RANKS_DEMO_DIR, false, &yard_schedule_micro_batch));
+}
+
+/* ---- sampling ---------------------------------------------------------------------------- */
+
+enum { ROWS = 3 };
+
+typedef struct sampled {
+    int32_t token[ROWS];
+    uint8_t finite[ROWS];
+    int32_t likeliest;
+} sampled;
+
+static yard_model *create(const yard_ops *ops, yard_model_config *config)
+{
+    const yard_model_options options = { .ops = ops,
+                                         .n_threads = 1,
+                                         .max_tokens = 32,
+                                         .max_seqs = 1,
+                                         .max_logits = ROWS,
+                                         .n_pages = 1,
+                                         .max_pages_per_seq = 1 };
+    yard_model *model = NULL;
+    yard_error err = { 0 };
+
+    CHECK(yard_model_config_load(config, RANKS_DEMO_DIR, NULL, NULL) == YARD_OK);
+    if (yard_model_create(&model, RANKS_DEMO_DIR, config, &options, NULL, &err) != YARD_OK) {
+        fprintf(stderr, "%s\n", err.message);
+        _exit(1);
+    }
+    return model;
+}
+
+/* Greedy, with penalties over a history, and with a bias that decides. */
+static sampled run_sampling(const yard_ops *ops)
+{
+    static const int32_t output[] = { 7, 7, 9 }, bias_token[] = { 11, 12 };
+    static const float bias_value[] = { 100.0f, 1e4f };
+    const yard_sample_params plain = { .top_p = 1, .repetition_penalty = 1 };
+    yard_sample_row rows[ROWS] = { { .params = plain, .position = 4, .prompt = output },
+                                   { .params = plain, .position = 5 },
+                                   { .params = plain, .position = 6 } };
+    const int32_t index[ROWS] = { 3, 3, 4 };
+    yard_model_config config;
+    yard_model *model = create(ops, &config);
+    yard_step *step = yard_model_step(model);
+    const float *logits = NULL;
+    sampled s = { .likeliest = -1 };
+
+    step->n_tokens = 20;
+    for (int32_t i = 0; i < 20; i++) {
+        step->token[i] = prompts[0].ids[i % prompts[0].n_ids];
+        step->position[i] = i;
+    }
+    CHECK(yard_model_forward(model, NULL, NULL) == YARD_OK);
+    CHECK(yard_model_logits(model, index, ROWS, NULL) == YARD_OK);
+    CHECK(yard_model_read_logits(model, 0, 1, &logits, NULL) == YARD_OK);
+    s.likeliest = ranks_largest(logits, (int32_t)config.vocab);
+    rows[1].params.repetition_penalty = 1e9f;
+    rows[1].params.presence_penalty = 1e9f;
+    rows[1].prompt = &s.likeliest;
+    rows[1].n_prompt = 1;
+    rows[1].output = &s.likeliest;
+    rows[1].n_output = 1;
+    rows[2].bias_token = bias_token;
+    rows[2].bias_value = bias_value;
+    rows[2].n_bias = 2;
+    CHECK(yard_model_sample(model, rows, ROWS, s.token, s.finite, NULL) == YARD_OK);
+    yard_model_destroy(model);
+    return s;
+}
+
+static void sampling_sees_lists(void **state)
+{
+    const sampled want = run_sampling(NULL), got = run_sampling(&far_ops);
+
+    (void)state;
+    assert_int_equal(want.token[0], want.likeliest);
+    assert_int_not_equal(want.token[1], want.likeliest);
+    assert_int_equal(want.token[2], 12);
+    for (int i = 0; i < ROWS; i++) {
+        assert_int_equal(got.token[i], want.token[i]);
+        assert_int_equal(got.finite[i], 1);
+        assert_int_equal(want.finite[i], 1);
+    }
+}
+
+/* ---- refusals ---------------------------------------------------------------------------- */
+
+static yard_status refuse(yard_model_options options, char *message)
+{
+    yard_model_config config;
+    yard_model *model = NULL;
+    yard_error err = { 0 };
+    yard_status st;
+
+    CHECK(yard_model_config_load(&config, RANKS_DEMO_DIR, NULL, NULL) == YARD_OK);
+    st = yard_model_create(&model, RANKS_DEMO_DIR, &config, &options, NULL, &err);
+    strcpy(message, err.message);
+    yard_model_destroy(model);
+    return st;
+}
+
+static void too_much_is_refused(void **state)
+{
+    yard_model_options options = { .ops = &far_ops,
+                                   .n_threads = 1,
+                                   .max_tokens = 32,
+                                   .max_seqs = 1,
+                                   .max_logits = 1,
+                                   .n_pages = 1 << 20,
+                                   .max_pages_per_seq = 64 };
+    char message[YARD_ERROR_MESSAGE_BYTES];
+
+    (void)state;
+    assert_int_equal(refuse(options, message), YARD_ENOMEM);
+    CHECK_TEXT(message, "device far: want ");
+    CHECK_TEXT(message, "are free");
+    options.n_pages = 64;
+    options.layout = (yard_layout){ 2, 2, 1 };
+    assert_int_equal(refuse(options, message), YARD_ENOTSUP);
+    CHECK_TEXT(message, "device far: want one rank, got 2");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bits_are_the_same),
+        cmocka_unit_test(sampling_sees_lists),
+        cmocka_unit_test(too_much_is_refused),
+    };
+
+    shared_hash = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(shared_hash != MAP_FAILED);
+    ranks_load_prompts(RANKS_DEMO_GOLDEN, prompts);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
