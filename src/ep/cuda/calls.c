@@ -147,12 +147,6 @@ static yard_status launched(yard_ep *ep, const char *call, cudaError_t rc)
 
 /* ---- dispatch ------------------------------------------------------------------------------- */
 
-/* Three blocks fit on a multiprocessor; half of them send, the others receive. */
-static uint32_t flagged_blocks(const ep_cuda *cu)
-{
-    return cu->n_sms * 3 / 2;
-}
-
 static ep_cuda_input input_of(const yard_ep_config *c)
 {
     if (c->dispatch != YARD_EP_FP8 || c->input == YARD_EP_FP8)
@@ -202,11 +196,11 @@ yard_status yard_ep_cuda_dispatch_send(yard_ep_round *round, const void *x, cons
         take_rows_whole(&a, &l);
     } else {
         cut_rows(&a, &l, a.n_vectors, a.bound <= FEW_TOKENS ? 2 : 1, EP_CUDA_THREADS);
-        l.n_threads += 32; /* a warp for the header */
     }
+    l.n_threads += 32; /* a warp for the header or the flags */
     l.n_blocks = send_blocks(ep, &l, own_tokens(&a), SEND_BLOCKS_PER_SM);
     if (cu->flags)
-        l.n_blocks = least(l.n_blocks, flagged_blocks(cu));
+        l.n_blocks = least(l.n_blocks, cu->n_sms); /* room for the receiver beside them */
     l.overlap = send_overlaps(cu, l.stream);
     st = launched(ep, "dispatch_send", yard_ep_cuda_launch_dispatch_send(&a, input, cu->flags, &l));
     if (st != YARD_OK)
@@ -227,9 +221,9 @@ static cudaError_t launch_flagged(const ep_cuda *cu, ep_cuda_args *a, ep_cuda_la
     if (rc != cudaSuccess)
         return rc;
     take_rows_whole(a, l);
-    /* Beside a send no more than find room: the others would begin once it has ended. */
-    l->n_blocks = least(a->dp * a->bound, a->early ? flagged_blocks(cu) : cu->n_sms * 3);
-    l->overlap = false;
+    /* No more than find room beside a send: the others would begin once it has ended. */
+    l->n_blocks = least(a->dp * a->bound, cu->n_sms * 2);
+    l->overlap = true; /* nothing stands between */
     return yard_ep_cuda_launch_fan_out(a, l);
 }
 

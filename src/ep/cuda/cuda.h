@@ -47,6 +47,7 @@ enum {
     EP_CUDA_MAX_LOCAL = 255, /* experts of a rank */
     EP_CUDA_THREADS = 448,   /* 14 warps: one vector of 16 bytes each is an FP8 row of 7168 */
     EP_CUDA_LAYOUT_THREADS = 512,
+    EP_CUDA_LAYOUT_REGISTERS = 48,   /* a block fits beside two of dispatch_send */
     EP_CUDA_MAX_SELF_PROVING = 2048, /* id packets that a receiving block holds in shared memory */
     EP_CUDA_ROWS_IN_FLIGHT = 8,
     EP_CUDA_HALF_BLOCKS =
@@ -75,11 +76,13 @@ typedef struct ep_cuda_error {
 typedef struct ep_cuda_state {
     uint32_t dispatch_epoch, combine_epoch;
     uint32_t reserved[30];
-    uint32_t n_sent; /* blocks of dispatch_send that have ended, EP_CUDA_SENT a dispatch */
-    uint32_t more[31];
+    /* Of dispatches with flags: blocks of the send, and of the layout, that have done their work;
+     * EP_CUDA_DONE a dispatch, whatever the grid is. */
+    uint32_t n_sent, more[31];
+    uint32_t n_laid_out, rest[31];
 } ep_cuda_state;
 
-enum { EP_CUDA_SENT = 4096 }; /* what one dispatch adds to n_sent, whatever its grid is */
+enum { EP_CUDA_DONE = 4096 };
 
 /* How the values of x become the payload of a row. */
 typedef enum ep_cuda_input { EP_INPUT_RAW, EP_INPUT_BF16, EP_INPUT_F32 } ep_cuda_input;

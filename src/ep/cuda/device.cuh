@@ -140,6 +140,21 @@ DEVICE void let_successor_start(void)
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
+/* ---- grids that wait for each other ------------------------------------------------------ */
+
+/* By one thread of each block, once all of the block has done its work: *n grows by EP_CUDA_DONE.
+ */
+DEVICE void count_block(uint32_t *n)
+{
+    __threadfence(); /* with the barrier before it: what the block wrote comes first */
+    atomicAdd(n, blockIdx.x == 0 ? EP_CUDA_DONE - (gridDim.x - 1) : 1u);
+}
+
+DEVICE bool all_counted(const uint32_t *n, uint32_t epoch)
+{
+    return (int32_t)(load_acquire(n) - epoch * EP_CUDA_DONE) >= 0;
+}
+
 /* ---- faults and waits ------------------------------------------------------------------ */
 
 /* The first fault of the group stays. */

@@ -277,28 +277,31 @@ DEVICE void send_headers_first(const ARGS &a, uint32_t n_tokens, uint32_t epoch)
     }
 }
 
-/* Orders the row before its flags: the barrier puts the stores of the block before one thread's
- * release, which is cumulative. */
-DEVICE void send_flags(const ep_cuda_args &a, const choice &c, uint32_t slot, uint32_t epoch)
+/* Orders the row before its flags: the barrier puts the stores of the block before one warp's
+ * release, which is cumulative, and which the others do not wait for. */
+DEVICE void send_flags(const ep_cuda_args &a, const choice &c, uint32_t slot, uint32_t epoch,
+                       bool last)
 {
+    const uint32_t lane = threadIdx.x % WARP;
+
     __syncthreads();
-    if (threadIdx.x < WARP && (c.ranks >> threadIdx.x & 1))
-        store_release((uint32_t *)place(a, threadIdx.x, a.at_flags + slot * 4ull), epoch);
+    if (last && (c.ranks >> lane & 1))
+        store_release((uint32_t *)place(a, lane, a.at_flags + slot * 4ull), epoch);
 }
 
-/* Without flags the last warp sends the header while the others make the row. A block (t, y) begins
+/* The last warp sends the header, or the flags, while the others make rows. A block (t, y) begins
  * with token t and makes part y of its rows; with flags there is one part. The loads of the first
  * token are under way before its existence is known. */
 template <ep_cuda_input INPUT, bool FLAGS, typename ARGS>
-static __global__ void __launch_bounds__(EP_CUDA_THREADS + (FLAGS ? 0 : WARP),
+static __global__ void __launch_bounds__(EP_CUDA_THREADS + WARP,
                                          FLAGS &&INPUT != EP_INPUT_F32 ? 3 : 2)
     dispatch_send_kernel(const __grid_constant__ ARGS a)
 {
     const uint32_t lane = threadIdx.x % WARP, first = threadIdx.x - lane;
-    const uint32_t row_threads = blockDim.x - (FLAGS ? 0 : WARP);
+    const uint32_t row_threads = blockDim.x - WARP;
     const uint32_t begin = blockIdx.y * a.part_vectors + first;
     const uint32_t end = min((blockIdx.y + 1) * a.part_vectors, a.n_vectors);
-    const bool heads = !FLAGS && first == row_threads;
+    const bool last = first == row_threads;
     const uint32_t step = gridDim.x * a.tp;
     uint32_t t = a.replica + blockIdx.x * a.tp, n_tokens = 0, epoch = 0;
 
@@ -313,7 +316,7 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS + (FLAGS ? 0 : WARP),
 
         if (loads) {
             c = choose(a, t, lane);
-            if (!heads && begin + lane < end)
+            if (!last && begin + lane < end)
                 s = load_source<INPUT>(a, t, begin + lane);
         }
         if (!known) {
@@ -333,14 +336,14 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS + (FLAGS ? 0 : WARP),
             break;
         if (!loads) { /* rows that could not be read early */
             c = choose(a, t, lane);
-            if (!heads && begin + lane < end)
+            if (!last && begin + lane < end)
                 s = load_source<INPUT>(a, t, begin + lane);
         }
         find_ranks(a, &c);
-        if (heads && blockIdx.y == 0)
+        if (!FLAGS && last && blockIdx.y == 0)
             send_header(a, c, t, epoch, lane);
 #pragma unroll 1
-        for (uint32_t base = begin; !heads && base < end; base += row_threads) {
+        for (uint32_t base = begin; !last && base < end; base += row_threads) {
             if (FLAGS && base != begin) {
                 s = source{};
                 if (base + lane < end)
@@ -349,13 +352,13 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS + (FLAGS ? 0 : WARP),
             store_everywhere(a, c, make_piece<INPUT>(a, s, t, base, lane), slot, base + lane, lane);
         }
         if (FLAGS)
-            send_flags(a, c, slot, epoch);
+            send_flags(a, c, slot, epoch, last);
     }
     if (!FLAGS)
         return;
     __syncthreads(); /* fan_out waits for this instead of the kernel's end */
     if (threadIdx.x == 0)
-        atomicAdd(&a.state->n_sent, blockIdx.x == 0 ? EP_CUDA_SENT - (gridDim.x - 1) : 1u);
+        count_block(&a.state->n_sent);
 }
 
 template <ep_cuda_input INPUT, typename ARGS>

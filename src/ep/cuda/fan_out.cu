@@ -11,7 +11,7 @@ typedef struct layout_shared {
     uint32_t n_tokens[EP_CUDA_MAX_RANKS];
     uint32_t count[EP_CUDA_MAX_LOCAL + 1];
     uint32_t warp_sum[LAYOUT_WARPS];
-    uint32_t base; /* of the tokens that come next */
+    uint32_t n_smaller; /* rows of smaller experts than this block's */
     uint32_t failed;
 } layout_shared;
 
@@ -45,9 +45,13 @@ DEVICE void add_counts(layout_shared *s, uint4 v)
     }
 }
 
-/* Waits for all packets. */
-template <typename ARGS> DEVICE void count_experts(const ARGS &a, layout_shared *s, uint32_t epoch)
+/* Waits for all packets. Where rows are not rounded up, a block needs only the sum below its expert
+ * (four), which registers hold. */
+template <typename ARGS>
+DEVICE void count_experts(const ARGS &a, layout_shared *s, bool each, uint32_t four, uint32_t epoch)
 {
+    uint32_t n_bits = 0; /* eight a choice */
+
     for (uint32_t g = 0; g < a.dp; g++) {
         const uint32_t n = s->n_tokens[g * a.tp] * a.n_id_packets;
 
@@ -69,11 +73,17 @@ template <typename ARGS> DEVICE void count_experts(const ARGS &a, layout_shared 
                     !await_packet(a, packet_at(a, g, i), epoch, &v[j], EP_FAULT_DISPATCH,
                                   owner_of(a, g, i / a.n_id_packets)))
                     s->failed = 1;
-                else
+                else if (each)
                     add_counts(s, v[j]);
+                else
+                    n_bits += (uint32_t)(__popc(__vcmpltu4(v[j].x, four)) +
+                                         __popc(__vcmpltu4(v[j].y, four)));
             }
         }
     }
+    n_bits = __reduce_add_sync(ALL_LANES, n_bits);
+    if (!each && threadIdx.x % WARP == 0)
+        atomicAdd(&s->n_smaller, n_bits / 8);
 }
 
 /* Sum of value over the threads before this one; *total over all of the block. */
@@ -126,9 +136,9 @@ template <typename ARGS> DEVICE void place_expert(const ARGS &a, layout_shared *
     const uint32_t four = expert * 0x01010101u;
     uint32_t next = 0;
 
-    for (uint32_t e = threadIdx.x % WARP; e < expert; e += WARP)
+    for (uint32_t e = threadIdx.x % WARP; a.row_align > 1 && e < expert; e += WARP)
         next += (s->count[e] + a.row_align - 1) / a.row_align * a.row_align;
-    next = __reduce_add_sync(ALL_LANES, next);
+    next = a.row_align > 1 ? __reduce_add_sync(ALL_LANES, next) : s->n_smaller;
     for (uint32_t g = 0; g < a.dp; g++) {
         const uint32_t n_tokens = s->n_tokens[g * a.tp];
 
@@ -197,39 +207,49 @@ template <typename ARGS> DEVICE void place_tokens(const ARGS &a, layout_shared *
     }
 }
 
+/* By all of the block: fan_out waits for this instead of the kernel's end. */
+DEVICE void finish_layout(const ep_cuda_args &a)
+{
+    __syncthreads(); /* the block's writes come before the count */
+    if (threadIdx.x == 0)
+        count_block(&a.state->n_laid_out);
+}
+
 /* A block for each local expert, one for the counts and, in the flat layout, the tokens. No block
- * waits for another: each counts all experts for itself. */
+ * waits for another: each counts the experts for itself. */
 template <typename ARGS>
-static __global__ void __launch_bounds__(EP_CUDA_LAYOUT_THREADS, 2)
+static __global__ void __maxnreg__(EP_CUDA_LAYOUT_REGISTERS)
     layout_kernel(const __grid_constant__ ARGS a)
 {
     static __shared__ layout_shared s;
     const uint32_t epoch = load_word(&a.state->dispatch_epoch) + 1, failed = load_word(a.error);
+    const bool places = blockIdx.x < a.n_local;
 
+    let_successor_start();
     dawdle(a, 4);
     if (failed)
         return;
     for (uint32_t i = threadIdx.x; i <= EP_CUDA_MAX_LOCAL; i += blockDim.x)
         s.count[i] = 0;
     if (threadIdx.x == 0)
-        s.failed = 0;
+        s.failed = s.n_smaller = 0;
     __syncthreads(); /* cleared before anybody adds */
     await_counts(a, &s, epoch);
     __syncthreads(); /* the token counts */
-    count_experts(a, &s, epoch);
+    if (!places)
+        for (uint32_t g = threadIdx.x; g < a.dp; g += blockDim.x)
+            a.arrived[g] = s.n_tokens[g * a.tp];
+    count_experts(a, &s, !places || a.row_align > 1, blockIdx.x * 0x01010101u, epoch);
     __syncthreads(); /* the rows of every expert */
     if (s.failed)
         return;
-    if (blockIdx.x < a.n_local) {
+    if (places)
         place_expert(a, &s, blockIdx.x);
-        return;
-    }
-    if (a.flat)
+    else if (a.flat)
         place_tokens(a, &s);
-    for (uint32_t e = threadIdx.x; e < a.n_local; e += blockDim.x)
+    finish_layout(a);
+    for (uint32_t e = threadIdx.x; !places && e < a.n_local; e += blockDim.x)
         a.expert_count[e] = (int32_t)s.count[e];
-    for (uint32_t g = threadIdx.x; g < a.dp; g += blockDim.x)
-        a.arrived[g] = s.n_tokens[g * a.tp];
 }
 
 cudaError_t yard_ep_cuda_launch_layout(const ep_cuda_args *a, const ep_cuda_launch *l)
@@ -317,13 +337,23 @@ template <typename ARGS> DEVICE void copy_row(const ARGS &a, copy c, uint32_t la
         a.row_index[c.row] = flat_row;
 }
 
-/* The layout kernel ended before this one began, the send perhaps not: that every block of it has
- * counted itself says that it has read all that it reads. */
+/* Neither the layout nor the send need have ended when this kernel begins: that every block has
+ * counted itself says that it has read and written all that matters. */
+DEVICE bool await_layout(const ep_cuda_args &a, uint32_t epoch)
+{
+    waiting w = { 1, 128 }; /* all blocks poll this word: with pauses from the first */
+
+    while (!all_counted(&a.state->n_laid_out, epoch))
+        if (!may_wait(a, &w, EP_FAULT_DISPATCH, a.rank))
+            return false;
+    return true;
+}
+
 DEVICE void await_send(const ep_cuda_args &a, uint32_t epoch)
 {
     waiting w = BEGIN_WAITING;
 
-    while ((int32_t)(load_acquire(&a.state->n_sent) - epoch * EP_CUDA_SENT) < 0)
+    while (!all_counted(&a.state->n_sent, epoch))
         if (!may_wait(a, &w, EP_FAULT_DISPATCH, a.rank))
             return;
 }
@@ -334,13 +364,15 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS, 2)
     fan_out_kernel(const __grid_constant__ ARGS a)
 {
     const uint32_t lane = threadIdx.x % WARP, n = a.dp * a.bound;
+    const uint32_t epoch = load_word(&a.state->dispatch_epoch) + 1;
     copy now = { 0, -1, {}, {} }, next;
-    uint32_t epoch;
+    static __shared__ bool laid_out;
 
-    wait_predecessor();
     dawdle(a, 5);
-    epoch = load_word(&a.state->dispatch_epoch) + 1;
-    if (load_word(a.error))
+    if (threadIdx.x == 0)
+        laid_out = load_word(a.error) == 0 && await_layout(a, epoch);
+    __syncthreads(); /* the acquire of one thread stands for the block */
+    if (!laid_out)
         return;
     next = look_up(a, blockIdx.x, lane);
 #pragma unroll 1
@@ -360,6 +392,7 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS, 2)
     }
     if (blockIdx.x == 0 && threadIdx.x == 0)
         await_send(a, epoch);
+    wait_predecessor();
 }
 
 cudaError_t yard_ep_cuda_launch_fan_out(const ep_cuda_args *a, const ep_cuda_launch *l)
