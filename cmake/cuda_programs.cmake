@@ -19,6 +19,11 @@ target_include_directories(gpu_test PRIVATE ${CMAKE_SOURCE_DIR}/tests
 target_link_libraries(gpu_test PRIVATE ${YARD_CUDART} Threads::Threads m)
 set_target_properties(gpu_test PROPERTIES LINKER_LANGUAGE C)
 
+file(GLOB engine_gpu_test_sources CONFIGURE_DEPENDS tests/engine/cuda/*.c)
+add_executable(engine_gpu_test ${engine_gpu_test_sources} $<TARGET_OBJECTS:yard_cuda>)
+target_link_libraries(engine_gpu_test PRIVATE yard_static ${YARD_CUDART})
+set_target_properties(engine_gpu_test PROPERTIES LINKER_LANGUAGE C)
+
 file(GLOB ep_gpu_test_sources CONFIGURE_DEPENDS tests/ep/cuda/*.c tests/ep/cuda/*.cu)
 add_executable(ep_gpu_test ${ep_gpu_test_sources})
 target_include_directories(ep_gpu_test PRIVATE ${CMAKE_SOURCE_DIR}/tests

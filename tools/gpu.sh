@@ -22,9 +22,9 @@ if [[ $what == bench ]]; then
     "$build/switchyard" bench ops --device cuda --tokens 1,32,256
     exit 0
 fi
-cmake --build "$build" -j "${JOBS:-$(nproc)}" --target gpu_test ep_gpu_test
+cmake --build "$build" -j "${JOBS:-$(nproc)}" --target gpu_test engine_gpu_test ep_gpu_test
 rc=0
-"$build/gpu_test" && "$build/ep_gpu_test" || rc=$?
+"$build/gpu_test" && "$build/engine_gpu_test" && "$build/ep_gpu_test" || rc=$?
 if [[ $rc == 77 ]]; then
     echo "gpu-$what: built, not run: no GPU here; $build/gpu_test needs libc and the driver only"
     exit 0

@@ -91,10 +91,12 @@ static yard_status choose_device(yard_model_options *options, const yard_engine_
         return yard_fail(err, YARD_EINVAL, "device: want cpu or cuda, got '%s'", device);
     options->variant = cpu ? c->cpu_variant : c->cuda_variant;
     options->ops = yard_ops_find(device);
-    return options->ops
-               ? YARD_OK
-               : yard_fail(err, YARD_ENOTSUP,
-                           "device %s: this build has none: it was made without nvcc", device);
+    if (options->ops)
+        return YARD_OK;
+    return yard_fail(err, YARD_ENOTSUP,
+                     "device %s: this program has none: it was made without nvcc, or with libyard "
+                     "alone",
+                     device);
 }
 
 /* Reads config.json and settles every size. */

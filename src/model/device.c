@@ -44,6 +44,15 @@ yard_status yard_mirror_upload(const yard_model *m, const yard_mirror *mirror, s
 
 /* ---- rows of a step ---------------------------------------------------------------------- */
 
+static uint32_t bound_of(int32_t n_tokens, uint32_t max_tokens)
+{
+    uint32_t bound = 1;
+
+    while (bound < (uint32_t)n_tokens)
+        bound *= 2;
+    return bound < max_tokens ? bound : max_tokens;
+}
+
 /* Of the page table, only rows up to the last one that the step reads. */
 yard_status yard_model_bring_rows(yard_model *m, int32_t n_tokens, yard_error *err)
 {
@@ -52,6 +61,7 @@ yard_status yard_model_bring_rows(yard_model *m, int32_t n_tokens, yard_error *e
     int32_t n_seqs = 0;
 
     m->all.n_tokens = n_tokens;
+    m->all.max_rows = bound_of(n_tokens, m->options.max_tokens);
     m->count[0] = n_tokens;
     m->count[1] = (n_tokens + 1) / 2;
     m->count[2] = n_tokens / 2;

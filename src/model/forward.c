@@ -84,7 +84,7 @@ yard_status yard_model_draft(yard_model *m, const yard_schedule *schedule,
     m->ops->rms_norm_quant(m->stream, &norm);
     norm = norm_args(m, n, m->all.x, &w->hnorm, joined_hidden);
     m->ops->rms_norm_quant(m->stream, &norm);
-    yard_model_linear(m, &joined, n, 0, &w->eh_proj, x);
+    yard_model_linear(m, &joined, n, m->all.max_rows, &w->eh_proj, x);
     m->drafted = true;
     return yard_model_run_layers(m, schedule, m->config.n_layers, m->config.n_layers + 1, err);
 }

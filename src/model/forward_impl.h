@@ -33,7 +33,9 @@ typedef struct yard_mirror {
 /* Buffers of consecutive rows of a step: all of them, or one of two halves. */
 typedef struct yard_part {
     int32_t n_tokens;
-    yard_batch batch; /* the rows as operations see them; its n_tokens says the same */
+    uint32_t max_rows; /* bounds n_tokens: operations pick kernels by it, a power of two, so that
+                          few different ones are asked for */
+    yard_batch batch;  /* the rows as operations see them; its n_tokens says the same */
     yard_ep_round *round;
 
     float *x;              /* [max_tokens, hidden] residual stream */

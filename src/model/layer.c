@@ -16,7 +16,7 @@ void yard_model_linear(const yard_model *m, const activation *in, const int32_t 
 static void linear(yard_model *m, const yard_part *p, const activation *in, const yard_matrix *w,
                    yard_rows y)
 {
-    yard_model_linear(m, in, p->batch.n_tokens, 0, w, y);
+    yard_model_linear(m, in, p->batch.n_tokens, p->max_rows, w, y);
 }
 
 static void norm(yard_model *m, const yard_part *p, yard_rows x, yard_rows add,
@@ -44,6 +44,7 @@ static yard_head_linear_args kv_b_args(const yard_model *m, const yard_part *p,
     const yard_matrix *w = &layer->w->attention.kv_b;
 
     return (yard_head_linear_args){ .n_rows = p->batch.n_tokens,
+                                    .max_rows = p->max_rows,
                                     .row_mask = p->batch.absorbed,
                                     .n_heads = m->share.heads.n,
                                     .head_stride = m->config.nope_dims + m->config.v_dims,
@@ -233,12 +234,16 @@ static void stage_send(yard_model *m, yard_part *p, const yard_layer *layer)
         shared_expert(m, p, layer);
 }
 
-static void grouped(yard_model *m, const activation *in, const yard_matrix *w, yard_rows y)
+/* Other ranks may send as many rows as there is room for. */
+static void grouped(yard_model *m, const yard_part *p, const activation *in, const yard_matrix *w,
+                    yard_rows y)
 {
     const bool fp8 = m->quantise && w->dtype == YARD_FP8_E4M3;
+    const uint32_t max_rows = m->ep ? 0 : p->max_rows * m->config.top_k;
 
     m->ops->grouped_linear(m->stream, &(yard_grouped_linear_args){ .n_groups = m->share.experts.n,
                                                                    .offset = m->offset,
+                                                                   .max_rows = max_rows,
                                                                    .x = fp8 ? in->quant : in->plain,
                                                                    .w = w,
                                                                    .y = y });
@@ -254,15 +259,15 @@ static void stage_experts(yard_model *m, yard_part *p, const yard_layer *layer)
     yard_exchange_take(m, p, experts_read_fp8(m, layer));
     if (!m->schedule->shared_before_recv)
         shared_expert(m, p, layer);
-    grouped(m, &m->expert_x, w->gate, m->expert_gate_up);
-    grouped(m, &m->expert_x, w->up, yard_columns(m->expert_gate_up, inter));
+    grouped(m, p, &m->expert_x, w->gate, m->expert_gate_up);
+    grouped(m, p, &m->expert_x, w->up, yard_columns(m->expert_gate_up, inter));
     m->ops->silu_mul_quant(m->stream,
                            &(yard_silu_mul_args){ .n_rows = m->offset + m->share.experts.n,
                                                   .n_cols = inter,
                                                   .gate_up = m->expert_gate_up,
                                                   .ue8m0 = m->config.ue8m0,
                                                   .y = m->expert_mid });
-    grouped(m, &m->expert_mid, w->down, p->expert_y);
+    grouped(m, p, &m->expert_mid, w->down, p->expert_y);
     yard_exchange_return(m, p);
 }
 

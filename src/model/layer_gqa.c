@@ -6,8 +6,8 @@ void yard_model_gqa_input(yard_model *m, yard_part *p, const yard_layer *layer)
     const yard_model_config *c = &m->config;
     const yard_attention_weights *w = &layer->w->attention;
 
-    yard_model_linear(m, &p->h, p->batch.n_tokens, 0, &w->k, p->k);
-    yard_model_linear(m, &p->h, p->batch.n_tokens, 0, &w->v, p->v);
+    yard_model_linear(m, &p->h, p->batch.n_tokens, p->max_rows, &w->k, p->k);
+    yard_model_linear(m, &p->h, p->batch.n_tokens, p->max_rows, &w->v, p->v);
     m->ops->gqa_append_kv(m->stream, &(yard_gqa_append_kv_args){ .batch = &p->batch,
                                                                  .n_kv_heads = m->share.kv_heads.n,
                                                                  .head_dim = c->rope_dims,
@@ -15,7 +15,7 @@ void yard_model_gqa_input(yard_model *m, yard_part *p, const yard_layer *layer)
                                                                  .k = p->k,
                                                                  .v = p->v,
                                                                  .cache = layer->cache });
-    yard_model_linear(m, &p->h, p->batch.n_tokens, 0, &w->q_b, p->q);
+    yard_model_linear(m, &p->h, p->batch.n_tokens, p->max_rows, &w->q_b, p->q);
     m->ops->rope_q(m->stream, &(yard_rope_q_args){ .batch = &p->batch,
                                                    .n_heads = m->share.heads.n,
                                                    .head_dim = c->rope_dims,

@@ -89,6 +89,13 @@ grep -q 99999 "$dir/err" || fail "an id outside the vocabulary is not named: $(c
 expect 1 $model --ids 1 --logit-bias 99999:1
 expect 1 $model --ids-file "$dir/long.ids"
 expect 2 $model --ids 1 --cpu-variant no-such-variant
+expect 2 $model --ids 1 --device gpu
+grep -q "device: want cpu or cuda, got 'gpu'" "$dir/err" || fail "--device gpu: $(cat "$dir/err")"
+expect 2 $model --ids 1 --device cuda --cuda-variant slow
+if ! ls /dev/nvidia[0-9]* >/dev/null 2>&1; then
+    expect 1 $model --ids 1 --device cuda
+    grep -q 'cuda' "$dir/err" || fail "no GPU: $(cat "$dir/err")"
+fi
 
 # ---- text, ids and JSON ----
 expect 0 $model --prompt 'In the beginning' --max-tokens 16
