@@ -66,7 +66,7 @@ bool yard_cpu_load_row(const cpu_kernels *k, const row_source *source, size_t ro
     return false;
 }
 
-enum { PIECE = 512 }; /* values converted at once, on the stack */
+enum { PIECE = 512 }; /* values converted at once, on the stack; sums of squares are of so many */
 
 static void round_values(const cpu_kernels *k, float *values, uint32_t n)
 {
@@ -121,11 +121,21 @@ void yard_cpu_embed(yard_stream s, const yard_embed_args *a)
     run_rows(s, embed_row, a, a->n_rows);
 }
 
+/* Pieces of PIECE values one after the other, so that a GPU may sum them side by side. */
+static float sum_squares(const cpu_kernels *k, const float *values, uint32_t n)
+{
+    float sum = 0;
+
+    for (uint32_t i = 0; i < n; i += PIECE)
+        sum += k->sum_squares(values + i, n - i < PIECE ? n - i : PIECE);
+    return sum;
+}
+
 /* values = values / rms * weight */
 static void norm_values(const cpu_kernels *k, float *values, uint32_t n, yard_dtype dtype,
                         const void *weight, float eps)
 {
-    const float inverse = 1.0f / sqrtf(k->sum_squares(values, n) / (float)n + eps);
+    const float inverse = 1.0f / sqrtf(sum_squares(k, values, n) / (float)n + eps);
     const uint8_t *stored = weight;
 
     for (uint32_t i = 0; i < n; i += PIECE) {

@@ -1,36 +1,58 @@
 /* RMS norm with the residual sum before it and the rounding after it, and what a latent's norm is
- * part of: rope_append_kv. Sums of squares have the definition's 64 lanes. */
+ * part of: rope_append_kv. Squares are summed as in the definition: pieces of 512 columns, 64 lanes
+ * a piece. */
 #include "ops/cuda/launch.h"
 
 #include "ops/cuda/rope.cuh"
 #include "ops/cuda/rows.cuh"
 
 enum {
-    NORM_THREADS = 512,
-    NORM_STEP = NORM_THREADS * LANE_COLS, /* columns of one piece of a row */
-    NORM_MAX_PIECES = 4,
+    NORM_MAX_THREADS = 1024, /* a thread for every eight columns, as long as there are enough */
+    NORM_MAX_ROUNDS = 4,     /* eights of a thread, where there are not */
+    NORM_MAX_COLS = NORM_MAX_ROUNDS * NORM_MAX_THREADS * LANE_COLS,
     NORM_MAX_BLOCKS = 132 * 4,
-    SQUARE_LANES = 64
+    PIECE_COLS = 512,
+    SQUARE_LANES = 64,
+    MAX_PIECES = NORM_MAX_COLS / PIECE_COLS
 };
 
-/* What the definition's sum_squares gives; values [n_cols], zeros up to a multiple of 64. All
- * threads of the block; lanes is shared. Ends with every thread past a barrier. */
-static __device__ __forceinline__ float sum_squares(const float *values, uint32_t n_cols,
-                                                    float *lanes)
+/* One piece's sum by one warp, which does two lanes at a time; values up to n_cols. */
+static __device__ __forceinline__ float sum_piece(const float *values, uint32_t n_cols)
 {
-    float sum = 0.0f;
+    const uint32_t lane = threadIdx.x % WARP_LANES;
+    float low = 0.0f, high = 0.0f, sum;
 
-    if (threadIdx.x < SQUARE_LANES) {
-#pragma unroll 16
-        for (uint32_t i = threadIdx.x; i < n_cols; i += SQUARE_LANES)
-            sum = __fmaf_rn(values[i], values[i], sum);
-        lanes[threadIdx.x] = sum;
+#pragma unroll
+    for (uint32_t i = 0; i < PIECE_COLS; i += SQUARE_LANES) {
+        const float a = lane + i < n_cols ? values[lane + i] : 0.0f;
+        const float b = lane + i + WARP_LANES < n_cols ? values[lane + i + WARP_LANES] : 0.0f;
+        low = __fmaf_rn(a, a, low);
+        high = __fmaf_rn(b, b, high);
     }
-    __syncthreads();
-    sum = __fadd_rn(lanes[threadIdx.x % WARP_LANES], lanes[threadIdx.x % WARP_LANES + WARP_LANES]);
+    sum = __fadd_rn(low, high);
     /* both sides of a pair get the same sum: addition commutes */
     for (int half = WARP_LANES / 2; half > 0; half /= 2)
         sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, half));
+    return sum;
+}
+
+/* What the definition's sum_squares gives, in every thread of the block; piece_sum is shared. Ends
+ * with every thread past a barrier. */
+static __device__ __forceinline__ float sum_squares(const float *values, uint32_t n_cols,
+                                                    float *piece_sum)
+{
+    const uint32_t n_pieces = (n_cols + PIECE_COLS - 1) / PIECE_COLS;
+    float sum = 0.0f;
+
+    for (uint32_t p = threadIdx.x / WARP_LANES; p < n_pieces; p += blockDim.x / WARP_LANES) {
+        const float squares = sum_piece(values + p * PIECE_COLS, n_cols - p * PIECE_COLS);
+        if (threadIdx.x % WARP_LANES == 0)
+            piece_sum[p] = squares;
+    }
+    __syncthreads();
+#pragma unroll 4
+    for (uint32_t p = 0; p < n_pieces; p++)
+        sum = __fadd_rn(sum, piece_sum[p]);
     return sum;
 }
 
@@ -56,6 +78,13 @@ static __device__ __forceinline__ void to_shared(float *p, const eight &x)
     *(float4 *)(p + 4) = make_float4(x.v[4], x.v[5], x.v[6], x.v[7]);
 }
 
+static __device__ __forceinline__ eight from_shared(const float *p)
+{
+    const float4 low = *(const float4 *)p, high = *(const float4 *)(p + 4);
+
+    return (eight){ { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w } };
+}
+
 /* ---- rms_norm_quant -------------------------------------------------------------------------- */
 
 typedef struct norm_args {
@@ -63,71 +92,68 @@ typedef struct norm_args {
     bool wide, weight_wide;
 } norm_args;
 
-/* All loads first: one trip to memory, not one a piece. */
-template <int PIECES>
-static __device__ __forceinline__ void load_row(const norm_args &n, uint32_t row,
-                                                eight (&x)[PIECES])
+/* Puts the row, with what is added to it, into shared memory. All loads first: one trip to memory,
+ * not one a round. */
+template <int ROUNDS>
+static __device__ __forceinline__ void load_row(const norm_args &n, uint32_t row, float *values)
 {
     const yard_rms_norm_args &a = n.a;
-    const uint32_t first = threadIdx.x * LANE_COLS;
-    eight add[PIECES];
+    const uint32_t first = threadIdx.x * LANE_COLS, step = blockDim.x * LANE_COLS;
+    eight x[ROUNDS], add[ROUNDS];
 
 #pragma unroll
-    for (int p = 0; p < PIECES; p++) {
-        const uint32_t col = first + p * NORM_STEP;
-        x[p] = load_eight(a.x, (size_t)row * a.x.ld, col, a.n_cols, n.wide);
+    for (int r = 0; r < ROUNDS; r++) {
+        x[r] = load_eight(a.x, (size_t)row * a.x.ld, first + r * step, a.n_cols, n.wide);
         if (a.add.data)
-            add[p] = load_eight(a.add, (size_t)row * a.add.ld, col, a.n_cols, n.wide);
+            add[r] = load_eight(a.add, (size_t)row * a.add.ld, first + r * step, a.n_cols, n.wide);
     }
-    if (!a.add.data)
-        return;
 #pragma unroll
-    for (int p = 0; p < PIECES; p++) {
+    for (int r = 0; r < ROUNDS; r++) {
+        const uint32_t col = first + r * step;
+        if (a.add.data) {
 #pragma unroll
-        for (int i = 0; i < LANE_COLS; i++)
-            x[p].v[i] = __fadd_rn(x[p].v[i], add[p].v[i]);
-        store_eight(a.x, (size_t)row * a.x.ld, first + p * NORM_STEP, a.n_cols, n.wide, x[p]);
+            for (int i = 0; i < LANE_COLS; i++)
+                x[r].v[i] = __fadd_rn(x[r].v[i], add[r].v[i]);
+            store_eight(a.x, (size_t)row * a.x.ld, col, a.n_cols, n.wide, x[r]);
+        }
+        if (col < a.n_cols)
+            to_shared(values + col, x[r]);
     }
 }
 
-/* One row a block at a time, in registers from the first read to the last write; shared memory has
- * a copy for the sum, whose lanes run across threads. */
-template <int PIECES>
-static __global__ void __launch_bounds__(NORM_THREADS, PIECES <= 2 ? 2 : 1)
+/* One row a block at a time. */
+template <int ROUNDS>
+static __global__ void __launch_bounds__(NORM_MAX_THREADS, ROUNDS == 1 ? 2 : 1)
     rms_norm_quant_kernel(const __grid_constant__ norm_args n)
 {
     extern __shared__ float4 raw[];
-    __shared__ float lanes[SQUARE_LANES];
+    __shared__ float piece_sum[MAX_PIECES];
     const yard_rms_norm_args &a = n.a;
     const yard_rows weight = { a.weight_dtype, a.n_cols, (void *)a.weight, NULL };
-    const uint32_t first = threadIdx.x * LANE_COLS;
-    const uint32_t weight_bytes = a.weight_dtype == YARD_BF16 ? 2 : 4;
+    const uint32_t first = threadIdx.x * LANE_COLS, step = blockDim.x * LANE_COLS;
     float *values = (float *)raw;
-    eight x[PIECES], w[PIECES];
+    eight w[ROUNDS];
 
     allow_next_kernel();
     /* weights do not depend on any kernel before this one */
-    for (uint32_t col = first; col < a.n_cols; col += NORM_STEP)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)a.weight + col * weight_bytes));
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++)
+        w[r] = load_eight(weight, 0, first + r * step, a.n_cols, n.weight_wide);
     wait_previous_kernel();
 
     for (uint32_t row = blockIdx.x; row < (uint32_t)*a.n_rows; row += gridDim.x) {
-        load_row<PIECES>(n, row, x);
-#pragma unroll
-        for (int p = 0; p < PIECES; p++) {
-            if (first + p * NORM_STEP < a.n_cols)
-                to_shared(values + first + p * NORM_STEP, x[p]);
-            w[p] = load_eight(weight, 0, first + p * NORM_STEP, a.n_cols, n.weight_wide);
-        }
+        load_row<ROUNDS>(n, row, values);
         __syncthreads(); /* the row is whole */
-        const float inverse = inverse_rms(sum_squares(values, a.n_cols, lanes), a.n_cols, a.eps);
+        const float inverse =
+            inverse_rms(sum_squares(values, a.n_cols, piece_sum), a.n_cols, a.eps);
 #pragma unroll
-        for (int p = 0; p < PIECES; p++) {
+        for (int r = 0; r < ROUNDS; r++) {
+            const uint32_t col = first + r * step;
             /* warps leave together: a warp's columns are two groups */
-            if (first / (2 * YARD_GROUP) * (2 * YARD_GROUP) + p * NORM_STEP >= a.n_cols)
+            if (col / (2 * YARD_GROUP) * (2 * YARD_GROUP) >= a.n_cols)
                 break;
-            emit_eight(a.y, row, first + p * NORM_STEP, a.n_cols, a.ue8m0, n.wide,
-                       normalised(x[p], inverse, w[p]));
+            const eight x = col < a.n_cols ? from_shared(values + col) : (eight){};
+            emit_eight(a.y, row, col, a.n_cols, a.ue8m0, n.wide, normalised(x, inverse, w[r]));
         }
         __syncthreads(); /* the next row takes the same places */
     }
@@ -147,19 +173,21 @@ yard_status yard_cuda_rms_norm_launch(const yard_rms_norm_args *a, uint32_t max_
                               is_wide(&a->y.plain, a->n_cols) && is_wide(&a->y.quant, a->n_cols),
                           is_wide(&weight, a->n_cols) };
 
-    if (a->n_cols > NORM_MAX_PIECES * NORM_STEP)
+    const uint32_t n_threads =
+        (uint32_t)yard_align_up(yard_ceil_div(a->n_cols, LANE_COLS), WARP_LANES);
+    const bool fits = n_threads <= NORM_MAX_THREADS;
+
+    if (a->n_cols > NORM_MAX_COLS)
         return yard_fail(err, YARD_EINVAL, "rms_norm: want at most %d columns, got %u",
-                         NORM_MAX_PIECES * NORM_STEP, a->n_cols);
+                         NORM_MAX_COLS, a->n_cols);
     if (!is_plain(a->x.dtype) || !is_plain(a->weight_dtype))
         return yard_fail(err, YARD_EINVAL, "rms_norm: want rows and weights in f32 or bf16");
     if (a->add.data && a->x.dtype != YARD_F32)
         return yard_fail(err, YARD_EINVAL, "rms_norm: want f32 rows where a sum is written back");
-    return launch_rows(a->n_cols <= NORM_STEP       ? rms_norm_quant_kernel<1>
-                       : a->n_cols <= 2 * NORM_STEP ? rms_norm_quant_kernel<2>
-                                                    : rms_norm_quant_kernel<NORM_MAX_PIECES>,
-                       grid_for(max_rows, 1, NORM_MAX_BLOCKS), NORM_THREADS,
-                       yard_align_up(a->n_cols, LANE_COLS) * sizeof(float), n, "rms_norm", stream,
-                       err);
+    return launch_rows(
+        fits ? rms_norm_quant_kernel<1> : rms_norm_quant_kernel<NORM_MAX_ROUNDS>,
+        grid_for(max_rows, 1, NORM_MAX_BLOCKS), fits ? n_threads : (uint32_t)NORM_MAX_THREADS,
+        yard_align_up(a->n_cols, LANE_COLS) * sizeof(float), n, "rms_norm", stream, err);
 }
 
 /* ---- rope_append_kv -------------------------------------------------------------------------- */
@@ -172,19 +200,12 @@ typedef struct append_args {
     bool wide, weight_wide, cache_wide;
 } append_args;
 
-static __device__ __forceinline__ eight from_shared(const float *p)
-{
-    const float4 low = *(const float4 *)p, high = *(const float4 *)(p + 4);
-
-    return (eight){ { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w } };
-}
-
 /* The last warp turns the key's rotary part while the others norm the latent. */
 static __global__ void __launch_bounds__(APPEND_THREADS)
     rope_append_kv_kernel(const __grid_constant__ append_args n)
 {
     extern __shared__ float4 raw[];
-    __shared__ float lanes[SQUARE_LANES];
+    __shared__ float piece_sum[APPEND_MAX_RANK / PIECE_COLS];
     const yard_rope_append_kv_args &a = n.a;
     const yard_rows weight = { a.norm_dtype, a.kv_rank, (void *)a.norm_weight, NULL };
     const yard_rows cache = { a.cache.dtype, a.cache.width, a.cache.data, NULL };
@@ -205,7 +226,8 @@ static __global__ void __launch_bounds__(APPEND_THREADS)
             rotate_head(a.rope, n.batch.position[row], a.kv, kv + a.kv_rank, cache, to + a.kv_rank,
                         threadIdx.x % WARP_LANES);
         __syncthreads(); /* the latent is whole */
-        const float inverse = inverse_rms(sum_squares(values, a.kv_rank, lanes), a.kv_rank, a.eps);
+        const float inverse =
+            inverse_rms(sum_squares(values, a.kv_rank, piece_sum), a.kv_rank, a.eps);
         for (uint32_t col = threadIdx.x * LANE_COLS; col < a.kv_rank;
              col += APPEND_THREADS * LANE_COLS)
             store_eight(cache, to, col, a.kv_rank, n.cache_wide,
@@ -238,9 +260,9 @@ yard_status yard_cuda_rope_append_kv_launch(const yard_rope_append_kv_args *a, u
 
 yard_status yard_cuda_rows_open(yard_error *err)
 {
-    const cudaError_t code = cudaFuncSetAttribute(rms_norm_quant_kernel<NORM_MAX_PIECES>,
+    const cudaError_t code = cudaFuncSetAttribute(rms_norm_quant_kernel<NORM_MAX_ROUNDS>,
                                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                  NORM_MAX_PIECES * NORM_STEP * (int)sizeof(float));
+                                                  NORM_MAX_COLS * (int)sizeof(float));
 
     if (code != cudaSuccess)
         return yard_fail(err, YARD_EDEVICE, "rms_norm: %s", cudaGetErrorString(code));
