@@ -4,8 +4,6 @@
 
 #include "ops/cuda/rows.cuh"
 
-enum { MOE_THREADS = 256, MOE_MAX_BLOCKS = 132 * 8 };
-
 /* ---- where rows lie -------------------------------------------------------------------------- */
 
 enum {
@@ -117,7 +115,7 @@ static __global__ void __launch_bounds__(PLACE_THREADS)
 
 /* Rows as pieces of PIECE, then their scales. */
 template <typename PIECE>
-static __global__ void __launch_bounds__(MOE_THREADS)
+static __global__ void __launch_bounds__(ITEM_THREADS)
     moe_copy_kernel(const __grid_constant__ yard_moe_scatter_args a)
 {
     const uint32_t element = a.x.dtype == YARD_F32 ? 4 : a.x.dtype == YARD_FP8_E4M3 ? 1 : 2;
@@ -127,12 +125,7 @@ static __global__ void __launch_bounds__(MOE_THREADS)
     const size_t x_ld = (size_t)a.x.ld * element / sizeof(PIECE);
     const size_t y_ld = (size_t)a.expert_x.ld * element / sizeof(PIECE);
 
-    allow_next_kernel();
-    wait_previous_kernel();
-    const uint32_t n_items = (uint32_t)*a.n_tokens * (n_pieces + n_scales);
-    for (uint32_t i = blockIdx.x * MOE_THREADS + threadIdx.x; i < n_items;
-         i += gridDim.x * MOE_THREADS) {
-        const uint32_t t = i / (n_pieces + n_scales), at = i % (n_pieces + n_scales);
+    each_item(a.n_tokens, n_pieces + n_scales, [&](uint32_t t, uint32_t at) {
         const int32_t *row = a.row_index + (size_t)t * a.top_k;
 
         if (at < n_pieces) {
@@ -146,7 +139,7 @@ static __global__ void __launch_bounds__(MOE_THREADS)
                 if (row[k] >= 0)
                     a.expert_x.scale[(size_t)row[k] * n_scales + at - n_pieces] = value;
         }
-    }
+    });
 }
 
 /* Whether rows of both sides are whole aligned pieces. */
@@ -180,8 +173,8 @@ yard_status yard_cuda_moe_scatter_launch(const yard_moe_scatter_args *a, uint32_
     return launch_rows(vectors ? moe_copy_kernel<uint4>
                        : words ? moe_copy_kernel<uint32_t>
                                : moe_copy_kernel<uint8_t>,
-                       grid_for(max_rows * (row_bytes / piece), MOE_THREADS, MOE_MAX_BLOCKS),
-                       MOE_THREADS, 0, *a, "moe_scatter", stream, err);
+                       item_blocks(max_rows, row_bytes / piece), ITEM_THREADS, 0, *a, "moe_scatter",
+                       stream, err);
 }
 
 yard_status yard_cuda_moe_open(yard_error *err)
@@ -229,19 +222,13 @@ typedef struct gather_args {
     bool wide;
 } gather_args;
 
-static __global__ void __launch_bounds__(MOE_THREADS)
+static __global__ void __launch_bounds__(ITEM_THREADS)
     moe_gather_kernel(const __grid_constant__ gather_args n)
 {
     const yard_moe_gather_args &a = n.a;
     const yard_rows y = { YARD_F32, a.n_cols, a.y, NULL };
-    const uint32_t n_eights = (a.n_cols + LANE_COLS - 1) / LANE_COLS;
 
-    allow_next_kernel();
-    wait_previous_kernel();
-    const uint32_t n_items = (uint32_t)*a.n_tokens * n_eights;
-    for (uint32_t i = blockIdx.x * MOE_THREADS + threadIdx.x; i < n_items;
-         i += gridDim.x * MOE_THREADS) {
-        const uint32_t t = i / n_eights, col = i % n_eights * LANE_COLS;
+    each_eight(a.n_tokens, a.n_cols, [&](uint32_t t, uint32_t col) {
         eight sum = {};
 #pragma unroll 8
         for (uint32_t k = 0; k < a.top_k; k++) {
@@ -256,7 +243,7 @@ static __global__ void __launch_bounds__(MOE_THREADS)
                 sum.v[c] = __fmaf_rn(x.v[c], weight, sum.v[c]);
         }
         store_eight(y, (size_t)t * a.n_cols, col, a.n_cols, n.wide, sum);
-    }
+    });
 }
 
 yard_status yard_cuda_moe_gather_launch(const yard_moe_gather_args *a, uint32_t max_rows,
@@ -268,8 +255,6 @@ yard_status yard_cuda_moe_gather_launch(const yard_moe_gather_args *a, uint32_t 
     if (a->expert_y.dtype != YARD_F32 && a->expert_y.dtype != YARD_BF16)
         return yard_fail(err, YARD_EINVAL, "moe_gather: want f32 or bf16, got %s",
                          yard_dtype_name(a->expert_y.dtype));
-    return launch_rows(moe_gather_kernel,
-                       grid_for((uint64_t)max_rows * yard_ceil_div(a->n_cols, LANE_COLS),
-                                MOE_THREADS, MOE_MAX_BLOCKS),
-                       MOE_THREADS, 0, n, "moe_gather", stream, err);
+    return launch_rows(moe_gather_kernel, eight_blocks(max_rows, a->n_cols), ITEM_THREADS, 0, n,
+                       "moe_gather", stream, err);
 }

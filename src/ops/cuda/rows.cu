@@ -3,14 +3,6 @@
 
 #include "ops/cuda/rows.cuh"
 
-enum { ROWS_THREADS = 256, ROWS_MAX_BLOCKS = 132 * 8 };
-
-static uint32_t eight_blocks(uint32_t max_rows, uint32_t n_cols)
-{
-    return grid_for((uint64_t)max_rows * yard_ceil_div(n_cols, LANE_COLS), ROWS_THREADS,
-                    ROWS_MAX_BLOCKS);
-}
-
 /* ---- embed ----------------------------------------------------------------------------------- */
 
 typedef struct embed_args {
@@ -18,20 +10,15 @@ typedef struct embed_args {
     bool wide;
 } embed_args;
 
-static __global__ void __launch_bounds__(ROWS_THREADS)
+static __global__ void __launch_bounds__(ITEM_THREADS)
     embed_kernel(const __grid_constant__ embed_args n)
 {
     const yard_embed_args &a = n.a;
     const yard_rows table = { a.table.dtype, a.table.ld, (void *)a.table.data, NULL };
     const yard_rows x = { YARD_F32, a.table.cols, a.x, NULL };
-    const uint32_t n_cols = a.table.cols, n_eights = (n_cols + LANE_COLS - 1) / LANE_COLS;
+    const uint32_t n_cols = a.table.cols;
 
-    allow_next_kernel();
-    wait_previous_kernel();
-    const uint32_t n_items = (uint32_t)*a.n_rows * n_eights;
-    for (uint32_t i = blockIdx.x * ROWS_THREADS + threadIdx.x; i < n_items;
-         i += gridDim.x * ROWS_THREADS) {
-        const uint32_t row = i / n_eights, col = i % n_eights * LANE_COLS;
+    each_eight(a.n_rows, n_cols, [&](uint32_t row, uint32_t col) {
         const size_t from = (size_t)a.token[row] * table.ld;
         eight value = {};
         if (table.dtype == YARD_BF16 || table.dtype == YARD_F32) {
@@ -41,7 +28,7 @@ static __global__ void __launch_bounds__(ROWS_THREADS)
                 value.v[c] = plain_value(table.dtype, table.data, from + col + c);
         }
         store_eight(x, (size_t)row * n_cols, col, n_cols, n.wide, value);
-    }
+    });
 }
 
 yard_status yard_cuda_embed_launch(const yard_embed_args *a, uint32_t max_rows, void *stream,
@@ -52,7 +39,7 @@ yard_status yard_cuda_embed_launch(const yard_embed_args *a, uint32_t max_rows, 
     const yard_rows x = { YARD_F32, n_cols, a->x, NULL };
     const embed_args n = { *a, is_wide(&table, n_cols) && is_wide(&x, n_cols) };
 
-    return launch_rows(embed_kernel, eight_blocks(max_rows, n_cols), ROWS_THREADS, 0, n, "embed",
+    return launch_rows(embed_kernel, eight_blocks(max_rows, n_cols), ITEM_THREADS, 0, n, "embed",
                        stream, err);
 }
 
@@ -63,23 +50,17 @@ typedef struct select_args {
     bool wide;
 } select_args;
 
-static __global__ void __launch_bounds__(ROWS_THREADS)
+static __global__ void __launch_bounds__(ITEM_THREADS)
     select_rows_kernel(const __grid_constant__ select_args n)
 {
     const yard_select_rows_args &a = n.a;
     const yard_rows x = { YARD_F32, a.n_cols, (void *)a.x, NULL };
     const yard_rows out = { YARD_F32, a.n_cols, a.out, NULL };
-    const uint32_t n_eights = (a.n_cols + LANE_COLS - 1) / LANE_COLS;
 
-    allow_next_kernel();
-    wait_previous_kernel();
-    const uint32_t n_items = (uint32_t)*a.n_rows * n_eights;
-    for (uint32_t i = blockIdx.x * ROWS_THREADS + threadIdx.x; i < n_items;
-         i += gridDim.x * ROWS_THREADS) {
-        const uint32_t row = i / n_eights, col = i % n_eights * LANE_COLS;
+    each_eight(a.n_rows, a.n_cols, [&](uint32_t row, uint32_t col) {
         store_eight(out, (size_t)row * a.n_cols, col, a.n_cols, n.wide,
                     load_eight(x, (size_t)a.index[row] * a.n_cols, col, a.n_cols, n.wide));
-    }
+    });
 }
 
 yard_status yard_cuda_select_rows_launch(const yard_select_rows_args *a, uint32_t max_rows,
@@ -89,7 +70,7 @@ yard_status yard_cuda_select_rows_launch(const yard_select_rows_args *a, uint32_
     const yard_rows out = { YARD_F32, a->n_cols, a->out, NULL };
     const select_args n = { *a, is_wide(&x, a->n_cols) && is_wide(&out, a->n_cols) };
 
-    return launch_rows(select_rows_kernel, eight_blocks(max_rows, a->n_cols), ROWS_THREADS, 0, n,
+    return launch_rows(select_rows_kernel, eight_blocks(max_rows, a->n_cols), ITEM_THREADS, 0, n,
                        "select_rows", stream, err);
 }
 
@@ -110,26 +91,20 @@ static __device__ __forceinline__ void add_eight(eight *x, const yard_rows &rows
         x->v[i] = __fadd_rn(x->v[i], add.v[i]);
 }
 
-static __global__ void __launch_bounds__(ROWS_THREADS)
+static __global__ void __launch_bounds__(ITEM_THREADS)
     residual_add_kernel(const __grid_constant__ residual_args n)
 {
     const yard_residual_add_args &a = n.a;
     const yard_rows x = { YARD_F32, a.n_cols, a.x, NULL };
-    const uint32_t n_eights = (a.n_cols + LANE_COLS - 1) / LANE_COLS;
 
-    allow_next_kernel();
-    wait_previous_kernel();
-    const uint32_t n_items = (uint32_t)*a.n_rows * n_eights;
-    for (uint32_t i = blockIdx.x * ROWS_THREADS + threadIdx.x; i < n_items;
-         i += gridDim.x * ROWS_THREADS) {
-        const uint32_t row = i / n_eights, col = i % n_eights * LANE_COLS;
+    each_eight(a.n_rows, a.n_cols, [&](uint32_t row, uint32_t col) {
         eight sum = load_eight(x, (size_t)row * a.n_cols, col, a.n_cols, n.wide);
         if (a.a.data)
             add_eight(&sum, a.a, row, col, a.n_cols, n.wide);
         if (a.b.data)
             add_eight(&sum, a.b, row, col, a.n_cols, n.wide);
         store_eight(x, (size_t)row * a.n_cols, col, a.n_cols, n.wide, sum);
-    }
+    });
 }
 
 yard_status yard_cuda_residual_add_launch(const yard_residual_add_args *a, uint32_t max_rows,
@@ -139,6 +114,6 @@ yard_status yard_cuda_residual_add_launch(const yard_residual_add_args *a, uint3
     const residual_args n = { *a, is_wide(&x, a->n_cols) && is_wide(&a->a, a->n_cols) &&
                                       is_wide(&a->b, a->n_cols) };
 
-    return launch_rows(residual_add_kernel, eight_blocks(max_rows, a->n_cols), ROWS_THREADS, 0, n,
+    return launch_rows(residual_add_kernel, eight_blocks(max_rows, a->n_cols), ITEM_THREADS, 0, n,
                        "residual_add", stream, err);
 }

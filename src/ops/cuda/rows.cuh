@@ -133,12 +133,38 @@ static __device__ __forceinline__ void emit_eight(const yard_out &y, size_t row,
         quantise_eight(y.quant, row, col, n_cols, ue8m0, wide, x);
 }
 
-/* exp by the operations of ops/cpu/exp.h, in their order. */
-static __device__ __forceinline__ float exp_defined(float x)
+enum { ITEM_THREADS = 256, ITEM_MAX_BLOCKS = 132 * 8 }; /* of kernels of independent items */
+
+/* Calls fn(row, item of the row) for every item of the rows there are, each once in the grid. The
+ * kernel's first and last doing. */
+template <typename FN>
+static __device__ __forceinline__ void each_item(const int32_t *n_rows, uint32_t n_row_items, FN fn)
 {
-    const float clamped = x > 88.3f ? 88.3f : x;
-    const float n = rintf(__fmul_rn(clamped, 0x1.715476p+0f));
-    float r = __fmaf_rn(n, -0x1.62e4p-1f, clamped);
+    allow_next_kernel();
+    wait_previous_kernel();
+    const uint32_t n_items = (uint32_t)*n_rows * n_row_items;
+    for (uint32_t i = blockIdx.x * ITEM_THREADS + threadIdx.x; i < n_items;
+         i += gridDim.x * ITEM_THREADS)
+        fn(i / n_row_items, i % n_row_items);
+}
+
+/* The same with an item for eight columns: fn(row, first column). */
+template <typename FN>
+static __device__ __forceinline__ void each_eight(const int32_t *n_rows, uint32_t n_cols, FN fn)
+{
+    each_item(n_rows, (n_cols + LANE_COLS - 1) / LANE_COLS,
+              [&](uint32_t row, uint32_t i) { fn(row, i * LANE_COLS); });
+}
+
+/* exp by the operations of ops/cpu/exp.h, in their order, for x from -87.3 to 88.3. The whole part
+ * of the exponent is read off the low bits of a sum and added to the product's exponent, which
+ * stays that of a normal number: the same bits without a conversion. */
+static __device__ __forceinline__ float exp_between(float x)
+{
+    const float shift = 0x1.8p23f;
+    const float at = __fadd_rn(__fmul_rn(x, 0x1.715476p+0f), shift);
+    const float n = __fsub_rn(at, shift);
+    float r = __fmaf_rn(n, -0x1.62e4p-1f, x);
     float p;
 
     r = __fmaf_rn(n, -0x1.7f7d1cp-20f, r);
@@ -148,9 +174,14 @@ static __device__ __forceinline__ float exp_defined(float x)
     p = __fmaf_rn(p, r, 0x1p-1f);
     p = __fmaf_rn(p, r, 1.0f);
     p = __fmaf_rn(p, r, 1.0f);
-    if (!(x >= -87.3f))
-        return x != x ? x : 0.0f;
-    return __fmul_rn(p, __uint_as_float((uint32_t)((int32_t)n + 127) << 23));
+    return __uint_as_float(__float_as_uint(p) + (__float_as_uint(at) << 23));
+}
+
+static __device__ __forceinline__ float exp_defined(float x)
+{
+    const float e = exp_between(fminf(x, 88.3f));
+
+    return x >= -87.3f ? e : x != x ? x : 0.0f;
 }
 
 /* a / b, correctly rounded, for |a| from 2^-90 to 2^90 and b from 1 to 2^100: what __fdiv_rn does
@@ -186,6 +217,16 @@ static inline uint32_t grid_for(uint64_t n_items, uint32_t items_per_block, uint
     const uint64_t n = (n_items + items_per_block - 1) / items_per_block;
 
     return n == 0 ? 1 : n < max_blocks ? (uint32_t)n : max_blocks;
+}
+
+static inline uint32_t item_blocks(uint32_t max_rows, size_t n_row_items)
+{
+    return grid_for(max_rows * (uint64_t)n_row_items, ITEM_THREADS, ITEM_MAX_BLOCKS);
+}
+
+static inline uint32_t eight_blocks(uint32_t max_rows, uint32_t n_cols)
+{
+    return item_blocks(max_rows, yard_ceil_div(n_cols, LANE_COLS));
 }
 
 /* Launches a kernel of one argument struct so that it may start while the kernel before it ends:
