@@ -35,6 +35,7 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
     allow_next_kernel();
     wait_previous_kernel();
     const uint32_t n_tokens = (uint32_t)*n.batch.n_tokens;
+    const uint32_t element_bytes = a.q.dtype == YARD_BF16 ? 2 : 4;
     /* few tokens: several blocks share one's heads */
     const uint32_t most = (a.n_heads + ROPE_MIN_HEADS - 1) / ROPE_MIN_HEADS;
     const uint32_t n_parts = max(1u, min(most, gridDim.x / max(1u, n_tokens)));
@@ -44,6 +45,10 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
         const uint32_t n_heads = first < a.n_heads ? min(part_heads, a.n_heads - first) : 0;
         const size_t at = (size_t)row * a.q.ld + (size_t)(first + 1) * a.head_dim - a.rope.n_dims;
 
+        /* the heads are on their way while the turns are computed */
+        for (uint32_t h = threadIdx.x; h < n_heads; h += ROPE_THREADS)
+            asm volatile("prefetch.global.L1 [%0];" ::"l"((const char *)a.q.data +
+                                                          (at + h * a.head_dim) * element_bytes));
         make_turns(a.rope, n.batch.position[row], turns);
         rotate_heads(
             a.rope, [&](uint32_t i) { return turns[i]; }, a.q, at, a.head_dim, a.q, at, a.head_dim,
