@@ -63,10 +63,10 @@ static void count_sample(const yard_bench_ops_case *c, const yard_bench_ops_size
                          const yard_bench_ops_set *host, double *bytes, double *flops,
                          char shape[BENCH_OPS_SHAPE_BYTES])
 {
-    (void)c;
     *flops = -1;
     *bytes = 4.0 * size->n_tokens * host->args.sample.n_vocab;
-    snprintf(shape, BENCH_OPS_SHAPE_BYTES, "vocabulary %u", host->args.sample.n_vocab);
+    snprintf(shape, BENCH_OPS_SHAPE_BYTES, "vocabulary %u, %s", host->args.sample.n_vocab,
+             c->id == TOP_P ? "top-p 0.9" : "greedy");
 }
 
 const yard_bench_ops_case *yard_bench_ops_sample(uint32_t *n)

@@ -35,7 +35,7 @@ static int32_t sample(const yard_sample_row *row, const float *logits, uint32_t 
 
     memcpy(copy, logits, n_vocab * sizeof(*copy));
     memset(scratch, 0xa5, yard_cpu_sample_scratch_bytes(n_vocab));
-    yard_cpu_sample_row(row, copy, n_vocab, scratch, &token);
+    yard_cpu_sample_row(&yard_cpu_kernels_c, row, copy, n_vocab, scratch, &token);
     free(scratch);
     free(copy);
     return token;
@@ -156,7 +156,7 @@ static void penalties_match_the_definition(void **state)
         float logits[N], expected[N], got[N];
         int32_t prompt[N_IDS], output[N_IDS], bias_token[3];
         float bias_value[3];
-        uint64_t scratch[N];
+        uint64_t scratch[2 * N];
         int32_t token;
 
         random_state = round;
@@ -198,7 +198,7 @@ static void penalties_match_the_definition(void **state)
             expected[id] = x;
         }
         memcpy(got, logits, sizeof(got));
-        yard_cpu_sample_row(&row, got, N, scratch, &token);
+        yard_cpu_sample_row(&yard_cpu_kernels_c, &row, got, N, scratch, &token);
         for (int id = 0; id < N; id++)
             assert_true(got[id] == expected[id]);
         for (int id = 0; id < N; id++)

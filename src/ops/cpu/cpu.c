@@ -180,8 +180,8 @@ static void sample_task(void *ctx, uint32_t i, uint32_t thread)
 
     if (a->finite)
         a->finite[i] = yard_all_finite(logits, a->n_vocab);
-    yard_cpu_sample_row(&a->rows[i], logits, a->n_vocab, job->s->scratch[thread].sample,
-                        &a->token[i]);
+    yard_cpu_sample_row(job->s->kernels, &a->rows[i], logits, a->n_vocab,
+                        job->s->scratch[thread].sample, &a->token[i]);
 }
 
 void yard_cpu_sample(yard_stream s, const yard_sample_args *a)

@@ -5,8 +5,8 @@
 
 size_t yard_cpu_sample_scratch_bytes(uint32_t n_vocab)
 {
-    /* the candidates' keys; before them, in the same place, the penalties' marks */
-    return (size_t)n_vocab * sizeof(uint64_t);
+    /* the candidates' keys, before them in the same place the penalties' marks; probabilities */
+    return (size_t)n_vocab * (sizeof(uint64_t) + sizeof(float));
 }
 
 /* The finaliser of splitmix64 (Steele, Lea, Flood 2014; constants by Stafford). */
@@ -79,38 +79,53 @@ static int32_t greedy_token(const float *logits, uint32_t n_vocab)
 /* A max-heap that is emptied only as far as somebody looks: usually a few candidates hold all the
  * probability, and sorting a whole vocabulary for them would cost more than the rest.
  *
- * A key holds the logit's bits, mapped so that unsigned order is numeric order, above the
- * complement of the id: the largest key is the largest logit, the lowest id among equals. Taken
- * keys move to the end of the array, as in heapsort: candidate r lies at keys[n - 1 - r]. */
+ * A key holds a probability's bits, ordered as it is, above the complement of the id. Taken keys
+ * move to the end of the array, as in heapsort: candidate r lies at keys[n - 1 - r]. */
 typedef struct candidates {
     uint64_t *keys;
+    const float *logits;
     uint32_t n, n_taken;
-    double max_logit, temperature;
 } candidates;
 
-static uint64_t key_of(float logit, uint32_t id)
-{
-    const uint32_t bits = yard_bits_from_f32(logit);
-    const uint32_t ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
+static const uint64_t first_weight = (uint64_t)1 << 32;
 
-    return (uint64_t)ordered << 32 | (uint32_t)~id;
+static uint64_t key_of(float probability, uint32_t id)
+{
+    return (uint64_t)yard_bits_from_f32(probability) << 32 | (uint32_t)~id;
 }
 
-static float key_logit(uint64_t key)
+static int32_t key_id(uint64_t key)
 {
-    const uint32_t ordered = (uint32_t)(key >> 32);
-
-    return yard_f32_from_bits(ordered >> 31 ? ordered & 0x7fffffffu : ~ordered);
+    return (int32_t) ~(uint32_t)key;
 }
 
-static void sift_down(uint64_t *keys, uint32_t n, uint32_t at)
+/* Exact: a probability times 2^32 is a double, and a sum of weights fits 53 bits. */
+static uint64_t key_weight(uint64_t key)
 {
+    return (uint64_t)rint((double)yard_f32_from_bits((uint32_t)(key >> 32)) * 0x1p32);
+}
+
+/* Of equal probabilities the larger logit comes first, then the lower id. */
+static bool comes_before(const candidates *c, uint64_t a, uint64_t b)
+{
+    float logit_a, logit_b;
+
+    if (a >> 32 != b >> 32)
+        return a > b;
+    logit_a = fminf(c->logits[key_id(a)], FLT_MAX);
+    logit_b = fminf(c->logits[key_id(b)], FLT_MAX);
+    return logit_a > logit_b || (logit_a == logit_b && a > b);
+}
+
+static void sift_down(const candidates *c, uint32_t n, uint32_t at)
+{
+    uint64_t *keys = c->keys;
     const uint64_t key = keys[at];
 
     for (uint32_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
-        if (child + 1 < n && keys[child + 1] > keys[child])
+        if (child + 1 < n && comes_before(c, keys[child + 1], keys[child]))
             child++;
-        if (keys[child] <= key)
+        if (!comes_before(c, keys[child], key))
             break;
         keys[at] = keys[child];
         at = child;
@@ -119,24 +134,38 @@ static void sift_down(uint64_t *keys, uint32_t n, uint32_t at)
 }
 
 /* NaN and minus infinity are no candidates. Plus infinity becomes the largest float, so that
- * differences of logits stay numbers; adding zero makes -0 equal to 0. */
-static void collect(candidates *c, const float *logits, uint32_t n_vocab, void *scratch,
-                    double temperature)
+ * differences of logits stay numbers. False: there is no candidate. */
+static bool make_probabilities(const cpu_kernels *k, const float *logits, uint32_t n,
+                               float temperature, float *probability)
 {
-    *c = (candidates){ .keys = scratch, .temperature = temperature };
-    for (uint32_t i = 0; i < n_vocab; i++)
-        if (logits[i] > -INFINITY)
-            c->keys[c->n++] = key_of(fminf(logits[i], FLT_MAX) + 0.0f, i);
-    for (uint32_t i = c->n / 2; i-- > 0;)
-        sift_down(c->keys, c->n, i);
-    if (c->n > 0)
-        c->max_logit = (double)key_logit(c->keys[0]);
+    const float per = fminf(fmaxf(1.0f / temperature, FLT_MIN), FLT_MAX);
+    float largest = -INFINITY;
+
+    for (uint32_t i = 0; i < n; i++)
+        largest = logits[i] > largest ? logits[i] : largest;
+    largest = fminf(largest, FLT_MAX);
+    if (largest == -INFINITY)
+        return false;
+    for (uint32_t i = 0; i < n; i++)
+        probability[i] =
+            logits[i] > -INFINITY ? (fminf(logits[i], FLT_MAX) - largest) * per : -INFINITY;
+    k->exp_sum(probability, n, 0);
+    return true;
 }
 
-/* Probability relative to the first candidate's. */
-static double weight_of(const candidates *c, float logit)
+/* Those that weigh something; returns the sum of their weights. */
+static uint64_t collect(candidates *c, const float *probability, uint32_t n_vocab)
 {
-    return exp(((double)logit - c->max_logit) / c->temperature);
+    uint64_t sum = 0;
+
+    for (uint32_t i = 0; i < n_vocab; i++)
+        if (probability[i] > 0x1p-33f) {
+            c->keys[c->n] = key_of(probability[i], i);
+            sum += key_weight(c->keys[c->n++]);
+        }
+    for (uint32_t i = c->n / 2; i-- > 0;)
+        sift_down(c, c->n, i);
+    return sum;
 }
 
 static uint64_t candidate_key(candidates *c, uint32_t rank)
@@ -147,82 +176,73 @@ static uint64_t candidate_key(candidates *c, uint32_t rank)
 
         c->keys[0] = c->keys[last];
         c->keys[last] = top;
-        sift_down(c->keys, last, 0);
+        sift_down(c, last, 0);
     }
     return c->keys[c->n - 1 - rank];
 }
 
-static double candidate_weight(candidates *c, uint32_t rank)
+static uint64_t candidate_weight(candidates *c, uint32_t rank)
 {
-    return weight_of(c, key_logit(candidate_key(c, rank)));
+    return key_weight(candidate_key(c, rank));
 }
 
-/* The sum over the first n candidates. All of them are summed in the order of ids: that needs no
- * sorting and is as well defined. */
-static double total_weight(candidates *c, uint32_t n, const float *logits, uint32_t n_vocab)
+/* What the first n weigh. */
+static uint64_t weigh(candidates *c, uint32_t n)
 {
-    double total = 0;
+    uint64_t sum = 0;
 
-    if (n < c->n) {
-        for (uint32_t i = 0; i < n; i++)
-            total += candidate_weight(c, i);
-        return total;
-    }
-    for (uint32_t i = 0; i < n_vocab; i++)
-        if (logits[i] > -INFINITY)
-            total += weight_of(c, fminf(logits[i], FLT_MAX));
-    return total;
+    for (uint32_t i = 0; i < n; i++)
+        sum += candidate_weight(c, i);
+    return sum;
 }
 
-static int32_t draw(const yard_sample_row *row, candidates *c, const float *logits,
-                    uint32_t n_vocab)
+static int32_t draw(const yard_sample_row *row, candidates *c, uint64_t sum)
 {
     const yard_sample_params *p = &row->params;
-    const uint32_t k = p->top_k > 0 ? (uint32_t)p->top_k : c->n;
-    uint32_t n_kept = k < c->n ? k : c->n;
-    double sum = total_weight(c, n_kept, logits, n_vocab);
+    uint32_t n_kept = c->n;
 
+    if (p->top_k > 0 && (uint32_t)p->top_k < c->n) {
+        n_kept = (uint32_t)p->top_k;
+        sum = weigh(c, n_kept);
+    }
     if (p->top_p < 1 || p->min_p > 0) {
-        const double enough = p->top_p < 1 ? (double)p->top_p * sum : INFINITY;
+        const double enough = p->top_p < 1 ? (double)p->top_p * (double)sum : INFINITY;
+        const double least = (double)p->min_p * (double)first_weight;
         uint32_t i = 1;
 
-        sum = candidate_weight(c, 0);
-        for (; i < n_kept && sum < enough; i++) {
-            const double w = candidate_weight(c, i);
-            if (w < (double)p->min_p)
+        sum = first_weight;
+        for (; i < n_kept && (double)sum < enough; i++) {
+            const uint64_t w = candidate_weight(c, i);
+            if ((double)w < least)
                 break;
             sum += w;
         }
-        n_kept = i;
     }
 
-    /* The inverse of the cumulative distribution. A rounded sum may never exceed the target: then
-     * it is the last candidate that has any weight. */
-    const double target = yard_cpu_sample_uniform(p->seed, row->position) * sum;
-    double cumulative = candidate_weight(c, 0);
+    /* The inverse of the cumulative distribution. The product may round up to the sum. */
+    uint64_t target = (uint64_t)(yard_cpu_sample_uniform(p->seed, row->position) * (double)sum);
+    uint64_t cumulative = candidate_weight(c, 0);
     uint32_t chosen = 0;
-    while (cumulative <= target && chosen + 1 < n_kept) {
-        const double w = candidate_weight(c, chosen + 1);
-        if (w == 0)
-            break;
-        cumulative += w;
-        chosen++;
-    }
-    return (int32_t) ~(uint32_t)candidate_key(c, chosen);
+
+    target = target < sum ? target : sum - 1;
+    while (cumulative <= target)
+        cumulative += candidate_weight(c, ++chosen);
+    return key_id(candidate_key(c, chosen));
 }
 
-void yard_cpu_sample_row(const yard_sample_row *row, float *logits, uint32_t n_vocab, void *scratch,
-                         int32_t *token)
+void yard_cpu_sample_row(const cpu_kernels *k, const yard_sample_row *row, float *logits,
+                         uint32_t n_vocab, void *scratch, int32_t *token)
 {
-    candidates c;
+    float *probability = (float *)((uint64_t *)scratch + n_vocab);
+    candidates c = { .keys = scratch, .logits = logits };
 
     for (uint32_t i = 0; i < row->n_bias; i++)
         logits[row->bias_token[i]] += row->bias_value[i];
     apply_penalties(row, logits, scratch);
-    if (!(row->params.temperature > 0)) {
+    if (!(row->params.temperature > 0))
         *token = greedy_token(logits, n_vocab);
-        return;
-    }
-    collect(&c, logits, n_vocab, scratch, (double)row->params.temperature);
-    *token = c.n > 0 ? draw(row, &c, logits, n_vocab) : 0;
+    else if (!make_probabilities(k, logits, n_vocab, row->params.temperature, probability))
+        *token = 0;
+    else
+        *token = draw(row, &c, collect(&c, probability, n_vocab));
 }
