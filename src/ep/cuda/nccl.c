@@ -7,7 +7,7 @@
 typedef struct nccl_id {
     char bytes[YARD_EP_NCCL_ID_BYTES];
 } nccl_id;
-enum { NCCL_UINT8 = 1 };
+enum { NCCL_UINT8 = 1, NCCL_BFLOAT16 = 9, NCCL_SUM = 0 };
 
 typedef struct nccl_library {
     int (*get_id)(nccl_id *id);
@@ -15,6 +15,8 @@ typedef struct nccl_library {
     int (*destroy)(void *comm);
     int (*send)(const void *from, size_t n, int type, int peer, void *comm, cudaStream_t stream);
     int (*receive)(void *to, size_t n, int type, int peer, void *comm, cudaStream_t stream);
+    int (*all_reduce)(const void *from, void *to, size_t n, int type, int op, void *comm,
+                      cudaStream_t stream);
     int (*begin)(void);
     int (*end)(void);
     const char *(*explain)(int rc);
@@ -38,6 +40,7 @@ static yard_status load(nccl_library *lib, yard_error *err)
         { "ncclCommDestroy", (void **)&lib->destroy },
         { "ncclSend", (void **)&lib->send },
         { "ncclRecv", (void **)&lib->receive },
+        { "ncclAllReduce", (void **)&lib->all_reduce },
         { "ncclGroupStart", (void **)&lib->begin },
         { "ncclGroupEnd", (void **)&lib->end },
         { "ncclGetErrorString", (void **)&lib->explain },
@@ -110,5 +113,13 @@ yard_status yard_ep_cuda_nccl_all_to_all(ep_cuda_nccl *n, const uint8_t *from, u
     }
     if (!rc)
         rc = n->lib.end();
+    return rc ? YARD_EDEVICE : YARD_OK;
+}
+
+yard_status yard_ep_cuda_nccl_all_reduce(ep_cuda_nccl *n, void *x, size_t n_values,
+                                         cudaStream_t stream)
+{
+    const int rc = n->lib.all_reduce(x, x, n_values, NCCL_BFLOAT16, NCCL_SUM, n->comm, stream);
+
     return rc ? YARD_EDEVICE : YARD_OK;
 }

@@ -3,6 +3,7 @@
 
 #include "ep/cuda/ranks.h"
 
+#include "ep/cuda/nccl.h"
 #include "fabric/fabric.h"
 
 enum { MAX_ROWS = 40, N_GRAPH_SUMS = 6, TIMED_SUMS = 20, TIMED_REPLAYS = 101 };
@@ -20,8 +21,9 @@ typedef struct sum_rank {
     yard_all_reduce *reduce;
     cudaStream_t stream;
     uint32_t first, max_rows;
-    uint8_t *x, *host; /* device, host: N_GRAPH_SUMS of max_rows rows */
-    int32_t *n_rows;   /* device [N_GRAPH_SUMS] */
+    uint8_t *x, *host;  /* device, host: N_GRAPH_SUMS of max_rows rows */
+    int32_t *n_rows;    /* device [N_GRAPH_SUMS] */
+    ep_cuda_nccl *nccl; /* timing: NULL without it */
 } sum_rank;
 
 static uint64_t mix(uint64_t z)
@@ -146,14 +148,14 @@ static void sum_once(sum_rank *s, uint32_t k)
     }
 }
 
-static cudaGraphExec_t record(sum_rank *s, uint32_t n_sums)
+static cudaGraphExec_t record(sum_rank *s, uint32_t n_sums, void (*once)(sum_rank *s, uint32_t k))
 {
     cudaGraphExec_t exec;
     cudaGraph_t graph;
 
     CHECK_CUDA(cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeThreadLocal));
     for (uint32_t k = 0; k < n_sums; k++)
-        sum_once(s, k % N_GRAPH_SUMS);
+        once(s, k % N_GRAPH_SUMS);
     CHECK_CUDA(cudaStreamEndCapture(s->stream, &graph));
     CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
     CHECK_CUDA(cudaGraphDestroy(graph));
@@ -173,7 +175,7 @@ static void run_sums(const yard_fabric_config *base, void *ctx)
         sum_once(&s, 0);
         check(&s, sum, 0);
     }
-    exec = record(&s, N_GRAPH_SUMS);
+    exec = record(&s, N_GRAPH_SUMS, sum_once);
     for (uint32_t i = 0; i < c->n_calls / 4 + 1; i++, sum += N_GRAPH_SUMS) {
         for (uint32_t k = 0; k < N_GRAPH_SUMS; k++)
             fill(&s, sum + k, k);
@@ -235,33 +237,79 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static void time_sums(const yard_fabric_config *base, void *ctx)
+typedef struct sum_timing {
+    sum_case c;
+    int id[2]; /* a pipe, in which rank 0 hands NCCL's group to the other */
+} sum_timing;
+
+static void open_nccl(sum_rank *s, const yard_fabric_config *base, const sum_timing *t)
 {
-    const sum_case *c = ctx;
+    uint8_t id[YARD_EP_NCCL_ID_BYTES] = { 0 };
+    yard_error err = { 0 };
+    yard_status st = YARD_OK;
+
+    if (base->rank == 0) {
+        st = yard_ep_nccl_id(id, &err);
+        CHECK(write(t->id[1], id, sizeof(id)) == sizeof(id));
+    } else {
+        CHECK(read(t->id[0], id, sizeof(id)) == sizeof(id));
+    }
+    if (st == YARD_OK) /* without the library, rank 1 learns it here */
+        st = yard_ep_cuda_nccl_open(&s->nccl, id, base->n_ranks, base->rank, &err);
+    if (st != YARD_OK && base->rank == 0)
+        printf("%s\n", err.message);
+}
+
+static void nccl_once(sum_rank *s, uint32_t k)
+{
+    CHECK(yard_ep_cuda_nccl_all_reduce(s->nccl, s->x + k * s->max_rows * row_bytes(s->c),
+                                       (size_t)s->max_rows * s->c->n_cols, s->stream) == YARD_OK);
+}
+
+/* Median and 99th percentile of a sum in a graph of TIMED_SUMS. */
+static void time_graph(sum_rank *s, const char *who, void (*once)(sum_rank *s, uint32_t k))
+{
+    const sum_case *c = s->c;
+    cudaGraphExec_t exec = record(s, TIMED_SUMS, once);
     float us[TIMED_REPLAYS];
     cudaEvent_t begin, end;
-    cudaGraphExec_t exec;
-    sum_rank s;
 
-    open_rank(&s, base, c, c->n_calls);
-    for (uint32_t k = 0; k < N_GRAPH_SUMS; k++)
-        CHECK_CUDA(cudaMemcpy(s.n_rows + k, &c->n_calls, sizeof(int32_t), cudaMemcpyHostToDevice));
-    CHECK_CUDA(cudaMemset(s.x, 0, N_GRAPH_SUMS * s.max_rows * row_bytes(c)));
-    CHECK_CUDA(cudaDeviceSynchronize());
-    exec = record(&s, TIMED_SUMS);
     CHECK_CUDA(cudaEventCreate(&begin));
     CHECK_CUDA(cudaEventCreate(&end));
     for (uint32_t i = 0; i < TIMED_REPLAYS; i++) {
-        CHECK_CUDA(cudaEventRecord(begin, s.stream));
-        CHECK_CUDA(cudaGraphLaunch(exec, s.stream));
-        CHECK_CUDA(cudaEventRecord(end, s.stream));
+        CHECK_CUDA(cudaEventRecord(begin, s->stream));
+        CHECK_CUDA(cudaGraphLaunch(exec, s->stream));
+        CHECK_CUDA(cudaEventRecord(end, s->stream));
         CHECK_CUDA(cudaEventSynchronize(end));
         CHECK_CUDA(cudaEventElapsedTime(&us[i], begin, end));
         us[i] *= 1000.0f / TIMED_SUMS;
     }
     qsort(us, TIMED_REPLAYS, sizeof(us[0]), by_value);
-    printf("sum of %u rows of %u bf16, rank %u: p50 %.2f us, p99 %.2f us\n", c->n_calls, c->n_cols,
-           base->rank, (double)us[TIMED_REPLAYS / 2], (double)us[TIMED_REPLAYS * 99 / 100]);
+    printf("{\"bench\":\"all_reduce\",\"case\":{\"who\":\"%s\",\"rows\":%u,\"cols\":%u,"
+           "\"dtype\":\"bf16\",\"ranks\":%u,\"rank\":%u},\"p50_us\":%.2f,\"p99_us\":%.2f}\n",
+           who, s->max_rows, c->n_cols, c->tp, ranks_self, (double)us[TIMED_REPLAYS / 2],
+           (double)us[TIMED_REPLAYS * 99 / 100]);
+    fflush(stdout);
+    CHECK_CUDA(cudaGraphExecDestroy(exec));
+}
+
+static void time_sums(const yard_fabric_config *base, void *ctx)
+{
+    const sum_timing *t = ctx;
+    sum_rank s;
+
+    open_rank(&s, base, &t->c, t->c.n_calls);
+    for (uint32_t k = 0; k < N_GRAPH_SUMS; k++) {
+        fill(&s, k, k);
+        CHECK_CUDA(
+            cudaMemcpy(s.n_rows + k, &t->c.n_calls, sizeof(int32_t), cudaMemcpyHostToDevice));
+    }
+    CHECK_CUDA(cudaDeviceSynchronize());
+    time_graph(&s, "yard", sum_once);
+    open_nccl(&s, base, t);
+    if (s.nccl)
+        time_graph(&s, "nccl", nccl_once);
+    yard_ep_cuda_nccl_close(s.nccl);
     close_rank(&s);
 }
 
@@ -273,7 +321,12 @@ void ep_gpu_sum_timing(void)
     static const uint32_t n_rows[] = { 1, 2, 4, 8, 16, 32, 64, 128 };
 
     for (size_t i = 0; i < sizeof(n_rows) / sizeof(n_rows[0]); i++) {
-        sum_case c = { 2, 2, 7168, YARD_BF16, 1, n_rows[i] };
-        ranks_run(2, time_sums, &c);
+        sum_timing t = { .c = { 2, 2, 7168, YARD_BF16, 1, n_rows[i] } };
+
+        if (pipe(t.id) != 0)
+            return;
+        ranks_run(2, time_sums, &t);
+        close(t.id[0]);
+        close(t.id[1]);
     }
 }
