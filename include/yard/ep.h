@@ -102,7 +102,8 @@ typedef struct yard_ep_config {
     yard_ep_device device;        /* default CPU */
     uint32_t self_proving_tokens; /* CUDA: up to so many max_tokens, rows need no flags, which is
                                      fastest for small batches. Default 128; 0: always flags */
-    uint32_t send_sms; /* CUDA: multiprocessors that the sends may fill; 0, the default: all */
+    uint32_t send_sms; /* CUDA: the sends have as many blocks as fill so many multiprocessors, over
+                          more of which they may be spread; 0, the default: all */
 } yard_ep_config;
 
 #define YARD_EP_CONFIG_INIT                                                                        \

@@ -44,7 +44,7 @@ static void run_case(const yard_fabric_config *base, const batch *b, uint64_t se
         c.config.tp = 1;
     }
     if (b->max_tokens) {
-        c.config.hidden = 7168;
+        c.config.hidden = b->max_tokens > 100 ? 512 : 7168;
         c.config.max_tokens = b->max_tokens;
         c.config.n_experts = 64;
         c.config.top_k = 8;
@@ -93,6 +93,7 @@ void ep_gpu_conformance(ep_gpu_report report, uint64_t first_seed, double part)
         { "two ranks, hidden 7168", 2, { first_seed + 400, n / 8 + 2, 300, 20, 0, 128, false } },
         { "four ranks", 4, { first_seed + 500, n / 8 + 1, 300, 0, 0, 128, false } },
         { "two ranks, common shapes", 2, { first_seed + 600, n, 2000, 0, 0, 128, true } },
+        { "two ranks, many tokens", 2, { first_seed + 700, n / 16 + 1, 300, 2500, 0, 128, true } },
     };
 
     run_batches(report, batches, sizeof(batches) / sizeof(batches[0]));

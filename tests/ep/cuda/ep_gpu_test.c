@@ -200,6 +200,7 @@ static void suite_stress(void)
         { "late, 128 tokens", 128, 7168, 256, 8, 1, 1, 128, 1, true, true, 20 },
         { "late, flags, partial", 64, 7168, 64, 8, 1, 1, 0, 1, true, true, 60 },
         { "late, flags, aligned, exact", 64, 2048, 64, 8, 1, 16, 0, 2, false, true, 60 },
+        { "late, many tokens", 600, 2048, 64, 8, 1, 1, 128, 1, true, true, 20 },
         { "late, aligned, two rounds", 16, 1024, 32, 4, 1, 8, 128, 2, true, true, 100 },
         { "self-proving, partial", 8, 512, 16, 4, 1, 1, 128, 1, true, false, 4000 },
         { "self-proving, exact", 16, 1024, 32, 8, 1, 1, 128, 1, false, false, 2000 },
