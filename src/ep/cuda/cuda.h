@@ -2,12 +2,13 @@
  *
  * Memory of one round in every rank's heap, with *slot* = instance * max_tokens + token:
  *   packets   16 bytes, three words of data and the epoch of the exchange: they prove their own
- *             arrival. Each rank sends one with its token count to every rank in every dispatch and
- *             every combine, and for each of its tokens one with the local expert ids as bytes
- * (255: another rank's), where the token goes in partial mode also its weights. rows      of
- * dispatch: up to config.self_proving_tokens the place is filled with all-ones words
- *             (*poison*), which valid data never has; the reader polls the words themselves and
- *             poisons the place again. Above, a flag a row that holds the epoch, written with
+ *             arrival. Each rank sends one with its token count to every rank in every dispatch
+ *             and every combine, and for each of its tokens one with the local expert ids as
+ *             bytes (255: another rank's); where the token goes, in partial mode also its
+ *             weights.
+ *   rows      of dispatch: up to config.self_proving_tokens the place is filled with all-ones
+ *             words (*poison*), which valid data never has; the reader polls the words themselves
+ *             and poisons the place again. Above, a flag a row that holds the epoch, written with
  *             release once the row is there.
  *   results   of combine, self-proving at any size; likewise finished rows for siblings.
  *
@@ -24,7 +25,9 @@
  * Early receive. A receive kernel may start while its send kernel still runs (programmatic
  * dependent launch): the send first waits for its predecessor and only then lets the receive start;
  * the receive waits for the send as its last act, so that its end still means that the send has
- * ended. */
+ * ended. Behind rows with flags stand two kernels, layout and fan_out. A kernel behind an early one
+ * waits for both when it waits, so fan_out starts early as well and waits for counts that the
+ * blocks of layout, and of the send, leave when they are done. */
 #ifndef YARD_EP_CUDA_H
 #define YARD_EP_CUDA_H
 
@@ -50,8 +53,7 @@ enum {
     EP_CUDA_LAYOUT_REGISTERS = 48,   /* a block fits beside two of dispatch_send */
     EP_CUDA_MAX_SELF_PROVING = 2048, /* id packets that a receiving block holds in shared memory */
     EP_CUDA_ROWS_IN_FLIGHT = 8,
-    EP_CUDA_HALF_BLOCKS =
-        5 /* of half the threads, with half the rows in flight, share a multiprocessor */
+    EP_CUDA_HALF_BLOCKS = 5 /* a multiprocessor, of half the threads with half the rows in flight */
 };
 
 /* What a kernel reports, in ep_cuda_error.what */

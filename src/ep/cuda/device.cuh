@@ -142,8 +142,7 @@ DEVICE void let_successor_start(void)
 
 /* ---- grids that wait for each other ------------------------------------------------------ */
 
-/* By one thread of each block, once all of the block has done its work: *n grows by EP_CUDA_DONE.
- */
+/* By one thread of each block, when all of the block is done: *n grows by EP_CUDA_DONE. */
 DEVICE void count_block(uint32_t *n)
 {
     __threadfence(); /* with the barrier before it: what the block wrote comes first */
