@@ -99,10 +99,14 @@ static int32_t key_id(uint64_t key)
     return (int32_t) ~(uint32_t)key;
 }
 
-/* Exact: a probability times 2^32 is a double, and a sum of weights fits 53 bits. */
+/* In units of 2^-32, rounded to nearest even: the low bits of a sum with 2^52, without a call. */
 static uint64_t key_weight(uint64_t key)
 {
-    return (uint64_t)rint((double)yard_f32_from_bits((uint32_t)(key >> 32)) * 0x1p32);
+    const double sum = (double)yard_f32_from_bits((uint32_t)(key >> 32)) * 0x1p32 + 0x1p52;
+    uint64_t bits;
+
+    memcpy(&bits, &sum, sizeof(bits));
+    return bits & (((uint64_t)1 << 52) - 1);
 }
 
 /* Of equal probabilities the larger logit comes first, then the lower id. */
@@ -146,9 +150,10 @@ static bool make_probabilities(const cpu_kernels *k, const float *logits, uint32
     largest = fminf(largest, FLT_MAX);
     if (largest == -INFINITY)
         return false;
-    for (uint32_t i = 0; i < n; i++)
-        probability[i] =
-            logits[i] > -INFINITY ? (fminf(logits[i], FLT_MAX) - largest) * per : -INFINITY;
+    for (uint32_t i = 0; i < n; i++) {
+        const float x = logits[i] > FLT_MAX ? FLT_MAX : logits[i];
+        probability[i] = x > -INFINITY ? (x - largest) * per : -INFINITY;
+    }
     k->exp_sum(probability, n, 0);
     return true;
 }
