@@ -6,7 +6,7 @@ const cuda_choice_row yard_cuda_choices_h200[] = {
     /* qkv_a */
     { 2112, 7168, 32, { &yard_gemm_few_fp8, 8, 0 } },
     { 2112, 7168, 128, { &yard_gemm_few_fp8, 14, 0 } },
-    { 2112, 7168, 256, { &yard_gemm_few_fp8, 0, 64 } },
+    { 2112, 7168, 256, { &yard_gemm_few_fp8, 0, 48 } },
     /* q_a */
     { 1536, 7168, 32, { &yard_gemm_few_fp8, 8, 0 } },
     { 1536, 7168, 64, { &yard_gemm_few_fp8, 14, 0 } },

@@ -4,42 +4,65 @@
 
 /* ---- multiplying --------------------------------------------------------------------------- */
 
+/* The products of one block of K, 64 columns by WIDTH rows. */
+template <class S, int WIDTH>
+static __device__ __forceinline__ void multiply_block(const heads_shared<S> &m,
+                                                      float (&acc)[WIDTH / 2], int stage,
+                                                      uint32_t columns, uint32_t block)
+{
+    const uint64_t w = wgmma_descriptor(m.w + (columns / 2 * m.n_blocks_k + block) * W_BLOCK_BYTES +
+                                        columns % 2 * COLUMNS * BLOCK_K);
+    const uint64_t x =
+        wgmma_descriptor(m.x + stage * m.size.x_bytes + block * m.size.X_BLOCK_BYTES);
+
+    pin(acc);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < BLOCK_K / 32; i++)
+        wgmma<true, WIDTH>::issue(acc, w + 2 * i, x + 2 * i, i > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(acc);
+}
+
+/* sum += acc times its scales; ONE: from zero. */
+template <class S, int WIDTH>
+static __device__ __forceinline__ void promote(const heads_shared<S> &m, float (&sum)[WIDTH / 2],
+                                               const float (&acc)[WIDTH / 2], int stage,
+                                               uint32_t columns, uint32_t block)
+{
+    const float ws = m.w_scale[columns * m.n_blocks_k + block];
+    const float *xs = m.x_scale + (stage * m.n_blocks_k + block) * ROWS + threadIdx.x % 4 * 2;
+
+#pragma unroll
+    for (int j = 0; j < WIDTH / 8; j++) {
+        const float2 s = *(const float2 *)(xs + 8 * j);
+        const float s0 = s.x * ws, s1 = s.y * ws;
+        const bool first = S::ONE;
+        sum[4 * j] = fmaf(acc[4 * j], s0, first ? 0.0f : sum[4 * j]);
+        sum[4 * j + 1] = fmaf(acc[4 * j + 1], s1, first ? 0.0f : sum[4 * j + 1]);
+        sum[4 * j + 2] = fmaf(acc[4 * j + 2], s0, first ? 0.0f : sum[4 * j + 2]);
+        sum[4 * j + 3] = fmaf(acc[4 * j + 3], s1, first ? 0.0f : sum[4 * j + 3]);
+    }
+}
+
 /* 64 columns by WIDTH rows. */
 template <class S, int WIDTH>
 static __device__ __forceinline__ void multiply(const heads_shared<S> &m, float (&sum)[WIDTH / 2],
                                                 int stage, uint32_t columns)
 {
-    const uint32_t lane = threadIdx.x % 32;
-    float acc[WIDTH / 2];
-
+    if constexpr (S::ONE) { /* no registers but those of the sums */
+        multiply_block<S, WIDTH>(m, sum, stage, columns, 0);
+        promote<S, WIDTH>(m, sum, sum, stage, columns, 0);
+    } else {
+        float acc[WIDTH / 2];
 #pragma unroll
-    for (int i = 0; i < WIDTH / 2; i++)
-        sum[i] = 0.0f;
-    for (uint32_t block = 0; block < m.n_blocks_k; block++) {
-        const float ws = m.w_scale[columns * m.n_blocks_k + block];
-        const float *xs = m.x_scale + (stage * m.n_blocks_k + block) * S::ROWS + lane % 4 * 2;
-        const uint64_t w =
-            wgmma_descriptor(m.w + (columns / 2 * m.n_blocks_k + block) * W_BLOCK_BYTES +
-                             columns % 2 * COLUMNS * BLOCK_K);
-        const uint64_t x =
-            wgmma_descriptor(m.x + stage * m.size.x_bytes + block * m.size.X_BLOCK_BYTES);
-
-        pin(acc);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < BLOCK_K / 32; i++)
-            wgmma<true, WIDTH>::issue(acc, w + 2 * i, x + 2 * i, i > 0);
-        wgmma_commit();
-        wgmma_wait<0>();
-        pin(acc);
-#pragma unroll
-        for (int j = 0; j < WIDTH / 8; j++) {
-            const float2 s = *(const float2 *)(xs + 8 * j);
-            const float s0 = s.x * ws, s1 = s.y * ws;
-            sum[4 * j] = fmaf(acc[4 * j], s0, sum[4 * j]);
-            sum[4 * j + 1] = fmaf(acc[4 * j + 1], s1, sum[4 * j + 1]);
-            sum[4 * j + 2] = fmaf(acc[4 * j + 2], s0, sum[4 * j + 2]);
-            sum[4 * j + 3] = fmaf(acc[4 * j + 3], s1, sum[4 * j + 3]);
+        for (int i = 0; i < WIDTH / 2; i++)
+            sum[i] = 0.0f;
+#pragma unroll 1
+        for (uint32_t block = 0; block < m.n_blocks_k; block++) {
+            multiply_block<S, WIDTH>(m, acc, stage, columns, block);
+            promote<S, WIDTH>(m, sum, acc, stage, columns, block);
         }
     }
 }
@@ -73,15 +96,17 @@ static __device__ __forceinline__ void store_elements(const yard_heads_args &a,
     __syncwarp();
 }
 
-/* A warpgroup's 64 columns through its buffer, transposed to rows of y: whole lines of 128 bytes.
- */
+/* A warpgroup's 64 columns through one of its two buffers, transposed to rows of y: whole lines of
+ * 128 bytes. Buffers take turns, so that none is written again before the barrier of the other turn
+ * says that everybody has read it. */
 template <class S, int WIDTH>
 static __device__ __forceinline__ void store(const yard_heads_args &a, const heads_shared<S> &m,
                                              const float (&sum)[WIDTH / 2], uint32_t head,
-                                             uint32_t col, int first, int n_rows)
+                                             uint32_t col, int first, int n_rows, uint32_t turn)
 {
     const uint32_t warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32;
-    const uint32_t lane = threadIdx.x % 32, buffer = warpgroup * m.size.STORE_BYTES;
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t buffer = (2 * warpgroup + turn % 2) * m.size.STORE_BYTES;
     const size_t base = (size_t)head * a.y_step;
 
 #pragma unroll
@@ -106,13 +131,12 @@ static __device__ __forceinline__ void store(const yard_heads_args &a, const hea
                 *(const uint4 *)(m.store_data + buffer + row * STORE_ROW_BYTES +
                                  (piece ^ row % 8) * 16);
     }
-    named_sync(1 + warpgroup, 128); /* the buffer is free again */
 }
 
 template <class S, int WIDTH>
-static __device__ __forceinline__ void compute(const yard_heads_args &a, const heads_shared<S> &m,
-                                               int stage, uint32_t head, uint32_t out0,
-                                               uint32_t warpgroup, int first, int n_rows)
+static __device__ __forceinline__ void
+compute(const yard_heads_args &a, const heads_shared<S> &m, int stage, uint32_t head, uint32_t out0,
+        uint32_t warpgroup, int first, int n_rows, uint32_t &turn)
 {
     const uint32_t n_columns = a.block_tiles * (HEADS_TILE_OUT / COLUMNS);
     uint32_t columns = warpgroup; /* by which it begins, in 64s */
@@ -128,7 +152,7 @@ static __device__ __forceinline__ void compute(const yard_heads_args &a, const h
         }
         if (columns < n_columns) {
             if (a.y_aligned)
-                store<S, WIDTH>(a, m, sum, head, out0 + columns * COLUMNS, first, n_rows);
+                store<S, WIDTH>(a, m, sum, head, out0 + columns * COLUMNS, first, n_rows, turn++);
             else
                 store_elements<WIDTH>(a, sum, head, out0 + columns * COLUMNS, first, n_rows);
         }
@@ -141,21 +165,20 @@ static __device__ __forceinline__ void multiply_rows(const yard_heads_args &a,
                                                      const heads_shared<S> &m, uint32_t head,
                                                      uint32_t out0, uint32_t warpgroup)
 {
-    const heads_rows<S> rows(*a.n_rows);
+    const heads_rows rows(*a.n_rows);
+    uint32_t turn = 0;
 
     barrier_wait(m.w_full, 0); /* also without rows: no block leaves before its copies have come */
     for (int tile = 0; tile < rows.n_tiles; tile++) {
         const int stage = tile % STAGES, first = rows.begin(tile), n_rows = rows.count(tile);
 
         barrier_wait(m.full + stage * 8, tile / STAGES % 2);
-        if (S::ROWS > 32 && n_rows > 32)
-            compute<S, S::ROWS>(a, m, stage, head, out0, warpgroup, first, n_rows);
-        else if (n_rows > 16)
-            compute<S, 32>(a, m, stage, head, out0, warpgroup, first, n_rows);
+        if (n_rows > 16)
+            compute<S, ROWS>(a, m, stage, head, out0, warpgroup, first, n_rows, turn);
         else if (n_rows > 8)
-            compute<S, 16>(a, m, stage, head, out0, warpgroup, first, n_rows);
+            compute<S, 16>(a, m, stage, head, out0, warpgroup, first, n_rows, turn);
         else
-            compute<S, 8>(a, m, stage, head, out0, warpgroup, first, n_rows);
+            compute<S, 8>(a, m, stage, head, out0, warpgroup, first, n_rows, turn);
     }
 }
 
@@ -168,6 +191,10 @@ static __device__ __forceinline__ void begin(const yard_tensor_map &w, const yar
     for (int i = 0; i < STAGES; i++) {
         barrier_init(m.full + i * 8, S::ROUND_WARPS);
         barrier_init(m.empty + i * 8, S::MULTIPLY_WARPS);
+    }
+    for (int i = 0; i < ROW_STAGES; i++) {
+        barrier_init(m.rows_full + i * 8, 1);
+        barrier_init(m.rows_empty + i * 8, S::ROUND_WARPS);
     }
     barrier_init_fence();
     barrier_expect(m.w_full, m.size.w_bytes);
@@ -192,12 +219,12 @@ load_w_scale(const yard_heads_args &a, const heads_shared<S> &m, uint32_t head, 
 
 /* Grid: (head, columns of a block) by tiles of rows. */
 template <class S>
-static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
+static __global__ void __launch_bounds__(S::THREADS, 1)
     heads_e4m3_kernel(const __grid_constant__ yard_tensor_map w,
                       const __grid_constant__ yard_heads_args a)
 {
     extern __shared__ char raw[];
-    const heads_shared<S> m(raw, (a.n_in + BLOCK_K - 1) / BLOCK_K, a.block_tiles);
+    const heads_shared<S> m(raw, a.n_in, a.block_tiles);
     const uint32_t block_columns = a.block_tiles * HEADS_TILE_OUT;
     const uint32_t n_column_blocks = (a.n_out + block_columns - 1) / block_columns;
     const uint32_t head = blockIdx.x / n_column_blocks;
@@ -213,24 +240,27 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 
     if (warp < S::MULTIPLY_WARPS)
         multiply_rows(a, m, head, out0, warp / 4);
-    else
+    else if (warp < S::MULTIPLY_WARPS + S::ROUND_WARPS)
         round_rows(a, m, head, warp - S::MULTIPLY_WARPS);
+    else if constexpr (S::WHOLE)
+        load_rows(a, m, head);
 }
 
 /* ---- host side ----------------------------------------------------------------------------- */
 
 template <class S> static cudaError_t open_shape(void)
 {
+    const heads_layout<S> most =
+        S::ONE ? heads_layout<S>(BLOCK_K, MAX_W_BLOCKS) : heads_layout<S>(HEADS_MAX_K, 1);
+
     return cudaFuncSetAttribute(heads_e4m3_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                (int)heads_layout<S>(MAX_W_BLOCKS, 1).total(MAX_W_BLOCKS));
+                                (int)most.total());
 }
 
 yard_status yard_cuda_heads_open(yard_error *err)
 {
-    cudaError_t code = open_shape<few_shape>();
+    cudaError_t code = open_shape<wide_in_shape>();
 
-    if (code == cudaSuccess)
-        code = open_shape<wide_in_shape>();
     if (code == cudaSuccess)
         code = open_shape<wide_out_shape>();
     if (code == cudaSuccess)
@@ -257,7 +287,7 @@ template <class S>
 static cudaError_t launch_shape(const yard_tensor_map *w, const yard_heads_args *a, void *stream)
 {
     const uint32_t n_blocks_k = yard_ceil_div(a->n_in, BLOCK_K);
-    const uint32_t row_tiles = yard_ceil_div(a->max_rows, S::ROWS);
+    const uint32_t row_tiles = yard_ceil_div(a->max_rows, ROWS);
     yard_heads_args args = *a;
     cudaLaunchAttribute attribute;
     cudaLaunchConfig_t config = {};
@@ -270,7 +300,7 @@ static cudaError_t launch_shape(const yard_tensor_map *w, const yard_heads_args 
     n_rows = n_rows < row_tiles ? n_rows : row_tiles;
     config.gridDim = dim3(n_columns, n_rows, 1);
     config.blockDim = dim3(S::THREADS, 1, 1);
-    config.dynamicSmemBytes = heads_layout<S>(n_blocks_k, args.block_tiles).total(n_blocks_k);
+    config.dynamicSmemBytes = heads_layout<S>(a->n_in, args.block_tiles).total();
     config.stream = (cudaStream_t)stream;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -288,9 +318,7 @@ yard_status yard_cuda_heads_launch(const yard_tensor_map *w, const yard_heads_ar
         return YARD_OK;
     if (!a->x_aligned)
         code = launch_shape<any_shape>(w, a, stream);
-    else if (a->max_rows <= few_shape::ROWS)
-        code = launch_shape<few_shape>(w, a, stream);
-    else if (a->n_in > a->n_out)
+    else if (a->n_in > BLOCK_K)
         code = launch_shape<wide_in_shape>(w, a, stream);
     else
         code = launch_shape<wide_out_shape>(w, a, stream);

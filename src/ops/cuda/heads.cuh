@@ -8,11 +8,14 @@
 #include "ops/cuda/quantise.cuh"
 
 /* A block computes some tiles of 128 columns of one head, for one tile of rows after another. Its
- * weights, all of K, are brought once by the copy engine. Some warps round rows to FP8 into one of
- * two stages of shared memory; the others, in warpgroups, multiply what is in the other stage, 64
- * columns at a time, with weights on the M side of wgmma. */
+ * weights, all of K, are brought once by the copy engine. One warp has it bring rows as they are,
+ * some tiles ahead; some warps round them to FP8 into one of two stages of shared memory; the
+ * others, in warpgroups, multiply what is in the other stage, 64 columns at a time, with weights on
+ * the M side of wgmma. */
 enum {
+    ROWS = 32, /* of a tile */
     STAGES = 2,
+    ROW_STAGES = 3, /* tiles of rows on their way */
     BLOCK_K = YARD_GROUP,
     MAX_W_BLOCKS = HEADS_MAX_K / BLOCK_K, /* of 128 by 128 in a block's weights */
     W_BLOCK_BYTES = HEADS_TILE_OUT * BLOCK_K,
@@ -26,54 +29,57 @@ enum {
     PIECE_VALUES = 8
 };
 
-/* How the kernel comes: tiles of ROWS rows at most, so many warps that round, with AHEAD loads
- * under way in each (what keeps memory busy), and warpgroups that multiply; BLOCKS on a processor
- * at once. WHOLE: x is bf16 in whole pieces. */
-template <int ROWS_, int ROUND_WARPS_, int WARPGROUPS_, int AHEAD_, int BLOCKS_, bool WHOLE_>
-struct heads_shape {
-    static constexpr int ROWS = ROWS_, ROUND_WARPS = ROUND_WARPS_, WARPGROUPS = WARPGROUPS_;
-    static constexpr int AHEAD = AHEAD_, BLOCKS = BLOCKS_;
-    static constexpr bool WHOLE = WHOLE_;
+/* How the kernel comes: so many warps that round and warpgroups that multiply. WHOLE: x is bf16 in
+ * whole pieces, for the copy engine; otherwise the warps that round read it themselves. ONE: K is
+ * one block, and its products are the sums. */
+template <int ROUND_WARPS_, int WARPGROUPS_, bool WHOLE_, bool ONE_> struct heads_shape {
+    static constexpr int ROUND_WARPS = ROUND_WARPS_, WARPGROUPS = WARPGROUPS_;
+    static constexpr bool WHOLE = WHOLE_, ONE = ONE_;
     static constexpr int MULTIPLY_WARPS = 4 * WARPGROUPS;
-    static constexpr int THREADS = (ROUND_WARPS + MULTIPLY_WARPS) * 32;
+    static constexpr int THREADS = (MULTIPLY_WARPS + ROUND_WARPS + WHOLE) * 32;
 };
-/* few rows: while one kernel ends, the next one's weights can come already */
-typedef heads_shape<HEADS_TILE_ROWS / 2, 8, 2, 1, 2, true> few_shape;
-/* many rows: much to round, or much to store */
-typedef heads_shape<HEADS_TILE_ROWS, 12, 1, 2, 1, true> wide_in_shape;
-typedef heads_shape<HEADS_TILE_ROWS, 4, 3, 2, 1, true> wide_out_shape;
-typedef heads_shape<HEADS_TILE_ROWS, 8, 2, 1, 1, false> any_shape;
+typedef heads_shape<8, 2, true, false> wide_in_shape;
+typedef heads_shape<4, 4, true, true> wide_out_shape;
+typedef heads_shape<8, 2, false, false> any_shape;
 
 /* Bytes of the parts of a block's shared memory. */
 template <class S> struct heads_layout {
-    uint32_t w_bytes, x_bytes;
+    uint32_t w_bytes, x_bytes, pitch, rows_bytes, scale_bytes;
 
-    static constexpr uint32_t X_BLOCK_BYTES = S::ROWS * BLOCK_K;
-    static constexpr uint32_t STORE_BYTES = S::ROWS * STORE_ROW_BYTES; /* of a warpgroup */
+    static constexpr uint32_t X_BLOCK_BYTES = ROWS * BLOCK_K;
+    static constexpr uint32_t STORE_BYTES = ROWS * STORE_ROW_BYTES; /* two of a warpgroup */
+    static constexpr uint32_t STORES_BYTES = 2 * S::WARPGROUPS * STORE_BYTES;
     static constexpr uint32_t FIXED_BYTES =
-        1024 + S::WARPGROUPS * STORE_BYTES + 2 * MAX_W_BLOCKS * 4 + (1 + 2 * STAGES) * 8;
+        1024 + STORES_BYTES + 2 * MAX_W_BLOCKS * 4 + (1 + 2 * STAGES + 2 * ROW_STAGES) * 8;
 
-    __host__ __device__ __forceinline__ heads_layout(uint32_t n_blocks_k, uint32_t n_tiles)
-        : w_bytes(n_tiles * n_blocks_k * W_BLOCK_BYTES), x_bytes(n_blocks_k * X_BLOCK_BYTES)
+    __host__ __device__ __forceinline__ heads_layout(uint32_t n_in, uint32_t n_tiles)
     {
+        const uint32_t n_blocks_k = (n_in + BLOCK_K - 1) / BLOCK_K;
+
+        w_bytes = n_tiles * n_blocks_k * W_BLOCK_BYTES;
+        x_bytes = n_blocks_k * X_BLOCK_BYTES;
+        /* rows as they are: neighbours begin half a line apart, against bank conflicts */
+        pitch = n_blocks_k * BLOCK_K * 2 + 64;
+        rows_bytes = S::WHOLE ? ROWS * pitch : 0;
+        scale_bytes = n_blocks_k * ROWS * 4;
     }
-    __host__ __device__ __forceinline__ uint32_t total(uint32_t n_blocks_k) const
+    __host__ __device__ __forceinline__ uint32_t total() const
     {
-        return FIXED_BYTES + w_bytes + STAGES * (x_bytes + n_blocks_k * S::ROWS * 4);
+        return FIXED_BYTES + w_bytes + STAGES * (x_bytes + scale_bytes) + ROW_STAGES * rows_bytes;
     }
 };
 
 template <class S> struct heads_shared {
     heads_layout<S> size;
     uint32_t n_blocks_k;
-    uint32_t w, x, stores; /* addresses */
-    char *x_data, *store_data;
-    float *x_scale;               /* [STAGES, n_blocks_k, ROWS] */
-    float *w_scale;               /* [columns / 64, n_blocks_k] */
-    uint32_t w_full, full, empty; /* barriers */
+    uint32_t w, x, stores, rows; /* addresses */
+    char *x_data, *store_data, *rows_data;
+    float *x_scale;                                      /* [STAGES, n_blocks_k, ROWS] */
+    float *w_scale;                                      /* [columns / 64, n_blocks_k] */
+    uint32_t w_full, full, empty, rows_full, rows_empty; /* barriers */
 
-    __device__ __forceinline__ heads_shared(char *raw, uint32_t n_blocks, uint32_t n_tiles)
-        : size(n_blocks, n_tiles), n_blocks_k(n_blocks)
+    __device__ __forceinline__ heads_shared(char *raw, uint32_t n_in, uint32_t n_tiles)
+        : size(n_in, n_tiles), n_blocks_k(S::ONE ? 1 : (n_in + BLOCK_K - 1) / BLOCK_K)
     {
         const uint32_t start = (shared_address(raw) + 1023u) & ~1023u;
         char *at = raw + (start - shared_address(raw));
@@ -85,22 +91,27 @@ template <class S> struct heads_shared {
         at += STAGES * size.x_bytes;
         stores = shared_address(at);
         store_data = at;
-        at += S::WARPGROUPS * size.STORE_BYTES;
+        at += size.STORES_BYTES;
+        rows = shared_address(at);
+        rows_data = at;
+        at += ROW_STAGES * size.rows_bytes;
         x_scale = (float *)at;
-        at += STAGES * n_blocks_k * S::ROWS * 4;
+        at += STAGES * size.scale_bytes;
         w_scale = (float *)at;
         w_full = shared_address(at + 2 * MAX_W_BLOCKS * 4);
         full = w_full + 8;
         empty = full + STAGES * 8;
+        rows_full = empty + STAGES * 8;
+        rows_empty = rows_full + ROW_STAGES * 8;
     }
 };
 
 /* The tiles of rows of a block, one after another. */
-template <class S> struct heads_rows {
+struct heads_rows {
     int n_rows, first, step, n_tiles;
 
     __device__ __forceinline__ explicit heads_rows(int n)
-        : n_rows(n), first(blockIdx.y * S::ROWS), step(gridDim.y * S::ROWS)
+        : n_rows(n), first(blockIdx.y * ROWS), step(gridDim.y * ROWS)
     {
         n_tiles = n_rows > first ? (n_rows - first + step - 1) / step : 0;
     }
@@ -110,33 +121,27 @@ template <class S> struct heads_rows {
     }
     __device__ __forceinline__ int count(int tile) const
     {
-        return min(n_rows - begin(tile), S::ROWS);
+        return min(n_rows - begin(tile), ROWS);
     }
 };
 
 /* ---- rounding ------------------------------------------------------------------------------ */
 
-/* Eight values of a row, bf16 in pairs; zeros beyond n_in. */
-template <bool WHOLE>
+/* Eight values of a row, bf16 in pairs, one by one; zeros beyond n_in. */
 static __device__ __forceinline__ uint4 load_eight(const yard_heads_args &a, size_t at, uint32_t k)
 {
-    if constexpr (WHOLE) {
-        return k < a.n_in ? *(const uint4 *)((const uint16_t *)a.x.data + at + k)
-                          : make_uint4(0, 0, 0, 0);
-    } else {
-        uint32_t half[PIECE_VALUES];
+    uint32_t half[PIECE_VALUES];
+
 #pragma unroll
-        for (int i = 0; i < PIECE_VALUES; i++) {
-            half[i] = 0;
-            if (k + i < a.n_in)
-                half[i] =
-                    a.x.dtype == YARD_F32
-                        ? __float_as_uint(bf16_round(((const float *)a.x.data)[at + k + i])) >> 16
-                        : ((const uint16_t *)a.x.data)[at + k + i];
-        }
-        return make_uint4(half[0] | half[1] << 16, half[2] | half[3] << 16, half[4] | half[5] << 16,
-                          half[6] | half[7] << 16);
+    for (int i = 0; i < PIECE_VALUES; i++) {
+        half[i] = 0;
+        if (k + i < a.n_in)
+            half[i] = a.x.dtype == YARD_F32
+                          ? __float_as_uint(bf16_round(((const float *)a.x.data)[at + k + i])) >> 16
+                          : ((const uint16_t *)a.x.data)[at + k + i];
     }
+    return make_uint4(half[0] | half[1] << 16, half[2] | half[3] << 16, half[4] | half[5] << 16,
+                      half[6] | half[7] << 16);
 }
 
 /* The larger of the magnitudes in both halves, pairwise; bits of magnitudes are in their order. */
@@ -163,43 +168,6 @@ static __device__ __forceinline__ uint32_t e4m3_from_four(uint32_t a, uint32_t b
     return lo | (uint32_t)hi << 16;
 }
 
-/* Which batch is a warp's turn: eight rows of one block of K of a tile. A tile's batches go round
- * the warps, blocks of K first; every tile has as many steps, whatever it holds, so that loads can
- * run ahead from one tile into the next. */
-template <class S> struct heads_batch {
-    int tile = 0, step = 0;
-    uint32_t k, eight;
-
-    __device__ __forceinline__ heads_batch(uint32_t n_blocks_k, uint32_t warp)
-        : k(warp % n_blocks_k), eight(warp / n_blocks_k)
-    {
-    }
-    static __device__ __forceinline__ int n_steps(uint32_t n_blocks_k)
-    {
-        return (S::ROWS / BATCH_ROWS * n_blocks_k + S::ROUND_WARPS - 1) / S::ROUND_WARPS;
-    }
-    __device__ __forceinline__ int row() const /* this lane's */
-    {
-        return (int)(eight * BATCH_ROWS + threadIdx.x % 32 / GROUP_LANES);
-    }
-    __device__ __forceinline__ void advance(uint32_t n_blocks_k, uint32_t warp)
-    {
-        if (++step == n_steps(n_blocks_k)) {
-            tile++;
-            step = 0;
-            k = warp % n_blocks_k;
-            eight = warp / n_blocks_k;
-            return;
-        }
-        k += S::ROUND_WARPS % n_blocks_k;
-        eight += S::ROUND_WARPS / n_blocks_k;
-        if (k >= n_blocks_k) {
-            k -= n_blocks_k;
-            eight++;
-        }
-    }
-};
-
 /* A lane's pieces of one row, as FP8: rows of 128 bytes, 16-byte pieces exchanged by the row, which
  * is what wgmma expects. */
 template <bool ZEROS>
@@ -215,13 +183,13 @@ static __device__ __forceinline__ void put_pieces(char *row, uint32_t row_idx,
     }
 }
 
-/* Rounds a batch as yard_ops.quantise does, byte for byte. The whole warp. */
+/* Rounds a batch, eight rows of block k of K, as yard_ops.quantise does, byte for byte. The whole
+ * warp; at_row is the lane's. */
 template <class S>
-static __device__ __forceinline__ void round_batch(const heads_shared<S> &m, int stage,
-                                                   const heads_batch<S> &b,
-                                                   const uint4 (&raw)[PIECES], bool ue8m0)
+static __device__ __forceinline__ void round_batch(const heads_shared<S> &m, int stage, uint32_t k,
+                                                   uint32_t at_row, const uint4 (&raw)[PIECES],
+                                                   bool ue8m0)
 {
-    const uint32_t at_row = b.row();
     uint32_t pair = 0;
 
 #pragma unroll
@@ -233,13 +201,37 @@ static __device__ __forceinline__ void round_batch(const heads_shared<S> &m, int
         pair = max_pairs(pair, __shfl_xor_sync(0xffffffffu, pair, distance));
     const float scale = group_scale(__uint_as_float(max(pair << 16, pair & 0xffff0000u)), ue8m0);
     const float inverse = __frcp_rn(scale);
-    char *row = m.x_data + stage * m.size.x_bytes + b.k * m.size.X_BLOCK_BYTES + at_row * BLOCK_K;
+    char *row = m.x_data + stage * m.size.x_bytes + k * m.size.X_BLOCK_BYTES + at_row * BLOCK_K;
     if (__any_sync(0xffffffffu, isinf(inverse))) /* a scale below 2^-128 */
         put_pieces<true>(row, at_row, raw, inverse);
     else
         put_pieces<false>(row, at_row, raw, inverse);
     if (threadIdx.x % GROUP_LANES == 0)
-        m.x_scale[(stage * m.n_blocks_k + b.k) * S::ROWS + at_row] = scale;
+        m.x_scale[(stage * m.n_blocks_k + k) * ROWS + at_row] = scale;
+}
+
+/* A lane's pieces of a row of a tile, from where the copy engine brought it or from memory. Lanes
+ * of rows that are not there get anything: nothing of them is stored. */
+template <class S>
+static __device__ __forceinline__ void
+read_pieces(uint4 (&to)[PIECES], const yard_heads_args &a, const heads_shared<S> &m,
+            const heads_rows &rows, uint32_t head, int tile, uint32_t k, uint32_t at_row)
+{
+    const char *near = m.rows_data + tile % ROW_STAGES * m.size.rows_bytes + at_row * m.size.pitch;
+    const size_t far = (size_t)(rows.begin(tile) + at_row) * a.x.ld + head * a.x_step;
+
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        const uint32_t col =
+            k * BLOCK_K + (i * GROUP_LANES + threadIdx.x % GROUP_LANES) * PIECE_VALUES;
+        to[i] = make_uint4(0, 0, 0, 0);
+        if constexpr (S::WHOLE) {
+            if (col < a.n_in)
+                to[i] = *(const uint4 *)(near + col * 2);
+        } else if ((int)at_row < rows.count(tile)) {
+            to[i] = load_eight(a, far, col);
+        }
+    }
 }
 
 /* The warps that round. */
@@ -247,49 +239,60 @@ template <class S>
 static __device__ __forceinline__ void
 round_rows(const yard_heads_args &a, const heads_shared<S> &m, uint32_t head, uint32_t warp)
 {
-    const int n_steps = heads_batch<S>::n_steps(m.n_blocks_k);
-    heads_batch<S> now(m.n_blocks_k, warp), ahead(m.n_blocks_k, warp);
-    uint4 raw[S::AHEAD][PIECES];
+    const heads_rows rows(*a.n_rows);
 
-    const auto load = [&](uint4(&to)[PIECES], const heads_rows<S> &rows) {
-        if (ahead.tile < rows.n_tiles && ahead.row() < rows.count(ahead.tile)) {
-            const size_t row =
-                (size_t)(rows.begin(ahead.tile) + ahead.row()) * a.x.ld + head * a.x_step;
-#pragma unroll
-            for (int i = 0; i < PIECES; i++)
-                to[i] = load_eight<S::WHOLE>(a, row,
-                                             ahead.k * BLOCK_K +
-                                                 (i * GROUP_LANES + threadIdx.x % GROUP_LANES) *
-                                                     PIECE_VALUES);
-        }
-        ahead.advance(m.n_blocks_k, warp);
-    };
+    if (S::WHOLE && rows.n_tiles == 0) /* no block leaves before its copies have come */
+        barrier_wait(m.rows_full, 0);
+    for (int tile = 0; tile < rows.n_tiles; tile++) {
+        const int stage = tile % STAGES;
 
-    /* the first rows need not wait for how many there are: there is memory for max_rows */
-    const int n_rows = *a.n_rows;
-#pragma unroll
-    for (int i = 0; i < S::AHEAD; i++)
-        load(raw[i], heads_rows<S>(a.max_rows));
-    const heads_rows<S> rows(n_rows);
-    while (now.tile < rows.n_tiles) {
-#pragma unroll
-        for (int i = 0; i < S::AHEAD; i++) {
-            const int stage = now.tile % STAGES;
-            if (now.tile >= rows.n_tiles)
+        if (S::WHOLE)
+            barrier_wait(m.rows_full + tile % ROW_STAGES * 8, tile / ROW_STAGES % 2);
+        barrier_wait(m.empty + stage * 8, (tile / STAGES % 2) ^ 1);
+        for (uint32_t i = warp; i < ROWS / BATCH_ROWS * m.n_blocks_k; i += S::ROUND_WARPS) {
+            const uint32_t k = i % m.n_blocks_k, eight = i / m.n_blocks_k;
+            const uint32_t at_row = eight * BATCH_ROWS + threadIdx.x % 32 / GROUP_LANES;
+            uint4 raw[PIECES];
+
+            if ((int)(eight * BATCH_ROWS) >= rows.count(tile))
                 break;
-            if (now.step == 0)
-                barrier_wait(m.empty + stage * 8, (now.tile / STAGES % 2) ^ 1);
-            if ((int)now.eight * BATCH_ROWS < rows.count(now.tile))
-                round_batch(m, stage, now, raw[i], a.ue8m0);
-            load(raw[i], rows);
-            if (now.step == n_steps - 1) {
-                fence_async_shared(); /* wgmma reads what these stores wrote */
-                __syncwarp();
-                if (threadIdx.x % 32 == 0)
-                    barrier_arrive(m.full + stage * 8);
-            }
-            now.advance(m.n_blocks_k, warp);
+            read_pieces(raw, a, m, rows, head, tile, k, at_row);
+            round_batch(m, stage, k, at_row, raw, a.ue8m0);
         }
+        fence_async_shared(); /* wgmma reads what these stores wrote */
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+            barrier_arrive(m.full + stage * 8);
+            barrier_arrive(m.rows_empty + tile % ROW_STAGES * 8);
+        }
+    }
+}
+
+/* The warp that has rows brought. The first ones need not wait for how many there are: there is
+ * memory for max_rows. */
+template <class S>
+static __device__ __forceinline__ void load_rows(const yard_heads_args &a, const heads_shared<S> &m,
+                                                 uint32_t head)
+{
+    const uint32_t row_bytes = a.n_in * sizeof(uint16_t);
+    const int n_rows = *a.n_rows;
+    heads_rows rows(a.max_rows);
+
+    for (int tile = 0; tile < rows.n_tiles; tile++) {
+        const uint32_t stage = tile % ROW_STAGES, full = m.rows_full + stage * 8;
+        const uint16_t *from = (const uint16_t *)a.x.data + (size_t)rows.begin(tile) * a.x.ld +
+                               (size_t)head * a.x_step;
+        const int n = rows.count(tile);
+
+        barrier_wait(m.rows_empty + stage * 8, (tile / ROW_STAGES % 2) ^ 1);
+        if (threadIdx.x % 32 == 0)
+            barrier_expect(full, n * row_bytes);
+        __syncwarp(); /* the barrier expects bytes before any can arrive */
+        for (int i = threadIdx.x % 32; i < n; i += 32)
+            bulk_load(m.rows + stage * m.size.rows_bytes + i * m.size.pitch, from + i * a.x.ld,
+                      row_bytes, full);
+        if (tile == 0)
+            rows = heads_rows(n_rows);
     }
 }
 

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-enum { HEADS_MAX_K = 512, HEADS_TILE_OUT = 128, HEADS_TILE_ROWS = 64 };
+enum { HEADS_MAX_K = 512, HEADS_TILE_OUT = 128 };
 
 /* Head h reads rows [h * w_step + w_first, + n_out) of w, K contiguous, 128 rows to a box of the
  * map; w_first and w_step are multiples of 64, so that a warpgroup's 64 rows have one scale a block

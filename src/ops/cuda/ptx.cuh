@@ -115,6 +115,16 @@ static __device__ __forceinline__ void tma_load_hint(uint32_t to, const void *ma
                  : "memory");
 }
 
+/* n_bytes in a row, all three of them multiples of 16. */
+static __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, uint32_t n_bytes,
+                                                 uint32_t bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(n_bytes), "r"(bar)
+                 : "memory");
+}
+
 /* Box (0, row, chunk) of a map of three dimensions. */
 static __device__ __forceinline__ void tma_load_3d(uint32_t to, const void *map, uint32_t col,
                                                    uint32_t row, uint32_t chunk, uint32_t bar)
