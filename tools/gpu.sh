@@ -20,6 +20,7 @@ if [[ $what == bench ]]; then
     fi
     "$build/switchyard" bench roofline --out "$build/roofline"
     "$build/switchyard" bench ops --device cuda --tokens 1,32,256
+    "$build/switchyard" bench engine models/demo --device cuda --batch 1,8,32
     exit 0
 fi
 cmake --build "$build" -j "${JOBS:-$(nproc)}" --target gpu_test engine_gpu_test ep_gpu_test

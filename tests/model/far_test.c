@@ -41,6 +41,28 @@ static void bits_are_the_same(void **state)
     check_case(far_case(RANKS_DEMO_DIR, false, &yard_schedule_micro_batch));
 }
 
+/* What the demo model does not have: no q_a, no router bias, keys and values, bf16 experts. */
+static void families_too(void **state)
+{
+    static const char *const names[] = { "mixtral", "mixtral_fp8", "deepseek_v2_lite", "kimi_k2" };
+    static ranks_prompt family_prompts[RANKS_PROMPTS];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        char dir[96], golden[128];
+        ranks_case c;
+
+        snprintf(dir, sizeof(dir), "tests/golden/families/%s", names[i]);
+        snprintf(golden, sizeof(golden), "%s/values.json", dir);
+        c = far_case(dir, false, NULL);
+        c.draft = false;
+        c.n_prompts = ranks_load_prompts(golden, family_prompts);
+        c.prompts = family_prompts;
+        c.max_tokens = 16;
+        check_case(c);
+    }
+}
+
 /* ---- sampling ---------------------------------------------------------------------------- */
 
 enum { ROWS = 3 };
@@ -166,6 +188,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bits_are_the_same),
+        cmocka_unit_test(families_too),
         cmocka_unit_test(sampling_sees_lists),
         cmocka_unit_test(too_much_is_refused),
     };
