@@ -38,6 +38,7 @@ template <int ROUND_WARPS_, int WARPGROUPS_, bool WHOLE_, bool ONE_> struct head
     static constexpr int MULTIPLY_WARPS = 4 * WARPGROUPS;
     static constexpr int THREADS = (MULTIPLY_WARPS + ROUND_WARPS + WHOLE) * 32;
 };
+/* v_b's kind has much to read and round, k_b's much to store */
 typedef heads_shape<8, 2, true, false> wide_in_shape;
 typedef heads_shape<4, 4, true, true> wide_out_shape;
 typedef heads_shape<8, 2, false, false> any_shape;
