@@ -17,7 +17,7 @@ export JOBS
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | \
 	    while IFS='|' read -r target what; do printf '%-18s %s\n' "$$target" "$$what"; done
-	@printf '%s\n' '' 'Variables: BUILD=build JOBS=n PREFIX=/usr/local DESTDIR= CMAKE_FLAGS= FUZZ_SECONDS=180' \
+	@printf '%s\n' '' 'Variables: BUILD=build JOBS=n PREFIX=/usr/local DESTDIR= CMAKE_FLAGS= FUZZ_SECONDS=120' \
 	    '           LONG_FUZZ_SECONDS=1200 BENCH=engine'
 
 all: need-build-tools ## build; the program is build/switchyard (this is the default)
