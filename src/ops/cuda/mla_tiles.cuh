@@ -1,0 +1,133 @@
+/* A block of MLA decode: what lies where in its shared memory, and the copy engine's part. */
+#ifndef YARD_OPS_CUDA_MLA_TILES_CUH
+#define YARD_OPS_CUDA_MLA_TILES_CUH
+
+#include "ops/cuda/mla_plan.cuh"
+#include "ops/cuda/ptx.cuh"
+
+/* A block has 64 query rows and walks over tiles of 64 positions with three warpgroups: one
+ * computes scores and weights, the other two multiply the weights with 256 columns of the latents
+ * each, and one of their threads asks the copy engine for the next tiles.
+ *
+ * Queries stay in registers, all but the last steps, so that three tiles fit into shared memory. A
+ * tile's weights are written over its own rotated keys, which nobody needs once there are scores:
+ * they live as long as the tile. Weights of a tile are handed over only when most of the next
+ * tile's scores are on their way, so that the softmax runs beneath the other product. */
+enum {
+    STAGES = 3,
+    CHUNK_BYTES = 8192, /* 64 positions by 64 columns, rows of 128 bytes, swizzled */
+    ROPE_CHUNK = MLA_RANK / 64,
+    TILE_CHUNKS = MLA_WIDTH / 64,
+    TILE_BYTES = TILE_CHUNKS * CHUNK_BYTES,
+    PARTS = 3, /* a tile arrives in thirds, each with a barrier */
+    PART_CHUNKS = TILE_CHUNKS / PARTS,
+    PART_BYTES = PART_CHUNKS * CHUNK_BYTES,
+    STEPS = MLA_WIDTH / 16,     /* of K, of scores */
+    PART_STEPS = STEPS / PARTS, /* of a third */
+    REGISTER_STEPS = 31,        /* queries in registers; then one step, then the rotated ones */
+    TAIL_STEPS = 12,            /* of the next scores under way when values may start */
+    SCORE_REGISTERS = 184,
+    VALUE_REGISTERS = 160, /* the assembler wants that many for 256 columns */
+    VALUE_WARPS = 8,
+
+    ROPE_AT = STAGES * TILE_BYTES,   /* rotated queries, as a chunk */
+    STEP_AT = ROPE_AT + CHUNK_BYTES, /* queries of step 31, without swizzle */
+    SHRINK_AT = STEP_AT + 2048,      /* [2][64] f32 */
+    INVERSE_AT = SHRINK_AT + 512,    /* [64] f32 */
+    BARRIERS_AT = INVERSE_AT + 256,
+    FEED_AT = BARRIERS_AT + 8 * (STAGES * PARTS + 3), /* one spare: 16 bytes aligned items */
+    ITEMS_AT = FEED_AT + 32,
+    SHARED_BYTES = ITEMS_AT + SHARED_ITEMS * MLA_ITEM_BYTES
+};
+static_assert(SHARED_BYTES <= 227 * 1024, "shared memory of a block");
+static_assert(sizeof(mla_item) == MLA_ITEM_BYTES && sizeof(mla_splits) == MLA_SPLIT_BYTES, "sizes");
+
+struct decode_shared {
+    uint8_t *bytes;
+    uint32_t base, full, weights_ready, values_done;
+
+    __device__ __forceinline__ explicit decode_shared(uint8_t *raw)
+    {
+        bytes = raw;
+        base = shared_address(raw);
+        full = base + BARRIERS_AT;
+        weights_ready = full + 8 * STAGES * PARTS;
+        values_done = weights_ready + 8;
+    }
+};
+
+/* The block's place: which items, which of the pieces' heads. */
+struct block_share {
+    const mla_item *list;
+    uint32_t n_items, lane, lanes;
+};
+
+static __device__ __forceinline__ mla_item item_at(const decode_shared &m, const block_share &b,
+                                                   uint32_t i)
+{
+    return i < SHARED_ITEMS ? ((const mla_item *)(m.bytes + ITEMS_AT))[i] : b.list[i];
+}
+
+/* The producer's place, in shared memory: one thread's registers are a warpgroup's. */
+struct feed {
+    uint32_t item, tile, end;
+    int32_t page;
+    const int32_t *pages;
+};
+static_assert(sizeof(feed) == 24, "FEED_AT");
+
+static __device__ __forceinline__ void feed_item(const yard_mla_decode_task &t,
+                                                 const decode_shared &m, const block_share &b,
+                                                 volatile feed *f)
+{
+    if (f->item >= b.n_items)
+        return;
+    const mla_item item = item_at(m, b, f->item);
+    const int32_t *pages =
+        t.batch.page_table + (size_t)t.batch.seq[item.row_and_count / 8] * t.batch.page_table_ld;
+    f->tile = item.first_tile;
+    f->end = item.end_tile;
+    f->pages = pages;
+    f->page = pages[item.first_tile];
+}
+
+/* Asks for the next tile, if there is one. */
+static __device__ __forceinline__ void feed_tile(const yard_tensor_map *map,
+                                                 const yard_mla_decode_task &t,
+                                                 const decode_shared &m, const block_share &b,
+                                                 uint32_t stage)
+{
+    volatile feed *f = (volatile feed *)(m.bytes + FEED_AT);
+
+    if (f->item >= b.n_items)
+        return;
+    const uint32_t row = (uint32_t)f->page * YARD_PAGE_TOKENS;
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+        const uint32_t bar = m.full + 8 * (stage * PARTS + i);
+        barrier_expect(bar, PART_BYTES);
+        tma_load_3d(m.base + stage * TILE_BYTES + i * PART_BYTES, map, 0, row, i * PART_CHUNKS,
+                    bar);
+    }
+    const uint32_t tile = f->tile + 1;
+    f->tile = tile;
+    if (tile < f->end) {
+        f->page = f->pages[tile];
+    } else {
+        f->item = f->item + 1;
+        feed_item(t, m, b, f);
+    }
+}
+
+/* The first tiles into L2, whatever of them is there already: nothing is read yet. */
+static __device__ __forceinline__ void prefetch_tiles(const yard_tensor_map *map,
+                                                      const block_share &b, volatile feed *f)
+{
+    if (b.n_items == 0)
+        return;
+    for (uint32_t tile = f->tile; tile < min(f->end, f->tile + STAGES); tile++)
+        for (int i = 0; i < PARTS; i++)
+            tma_prefetch_3d(map, 0, (uint32_t)f->pages[tile] * YARD_PAGE_TOKENS, i * PART_CHUNKS);
+}
+
+#endif

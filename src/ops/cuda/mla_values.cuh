@@ -1,0 +1,103 @@
+/* The other two warpgroups of MLA decode: weights times latents, 256 columns each. */
+#ifndef YARD_OPS_CUDA_MLA_VALUES_CUH
+#define YARD_OPS_CUDA_MLA_VALUES_CUH
+
+#include "ops/cuda/mla_tiles.cuh"
+#include "ops/cuda/softmax.cuh"
+#include "ops/cuda/wgmma_attend.cuh"
+
+/* The stage of the tile that was just multiplied takes the next one, once both halves are done. */
+static __device__ __forceinline__ void refill(const yard_tensor_map *map,
+                                              const yard_mla_decode_task &t, const decode_shared &m,
+                                              const block_share &b, uint32_t tile, uint32_t stage)
+{
+    if (threadIdx.x / 32 != 4)
+        return;
+    if (threadIdx.x == 128) {
+        barrier_wait(m.values_done, tile & 1);
+        feed_tile(map, t, m, b, stage);
+    }
+    __syncwarp();
+}
+
+/* First column of a query row's result: in its room, or in y. */
+static __device__ __forceinline__ uint16_t *result_of(const yard_mla_decode_task &t,
+                                                      const block_share &b, const mla_item &item,
+                                                      uint32_t row, bool *wanted)
+{
+    const uint32_t idx = b.lane * MLA_ROWS + row, n_rows = item.row_and_count % 8;
+
+    *wanted = item.slot >= 0 || idx < n_rows * t.n_heads;
+    if (item.slot >= 0)
+        return (uint16_t *)t.space.partial +
+               (((size_t)item.slot * b.lanes + b.lane) * MLA_ROWS + row) * MLA_RANK;
+    return (uint16_t *)t.y.data + (size_t)(item.row_and_count / 8 + idx / t.n_heads) * t.y.ld +
+           idx % t.n_heads * MLA_RANK;
+}
+
+/* half: which 256 columns of the latents. */
+static __device__ __forceinline__ void compute_values(const yard_tensor_map *map,
+                                                      const yard_mla_decode_task &t,
+                                                      const decode_shared &m, const block_share &b,
+                                                      uint32_t half)
+{
+    const uint32_t row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const float *shrink = (const float *)(m.bytes + SHRINK_AT) + row;
+    const float *inverse = (const float *)(m.bytes + INVERSE_AT) + row;
+    uint32_t tiles = 0, stage = 0;
+    float d[128];
+
+    if (threadIdx.x == 128) {
+        volatile feed *f = (volatile feed *)(m.bytes + FEED_AT);
+        f->item = 0;
+        feed_item(t, m, b, f);
+        prefetch_tiles(map, b, f);
+        wait_previous_kernel();
+        for (uint32_t i = 0; i < STAGES; i++)
+            feed_tile(map, t, m, b, i);
+    }
+    __syncwarp();
+    wait_previous_kernel(); /* the kernel ahead may still read partial results, or y */
+    for (uint32_t i = 0; i < b.n_items; i++) {
+        const mla_item item = item_at(m, b, i);
+        uint32_t n_left = item.end_tile - item.first_tile, used;
+        for (int is_first = 1;; is_first = 0) {
+            const uint64_t weights =
+                wgmma_descriptor(m.base + stage * TILE_BYTES + ROPE_CHUNK * CHUNK_BYTES);
+            const uint64_t values = wgmma_descriptor_rows(
+                m.base + stage * TILE_BYTES + half * (ROPE_CHUNK / 2) * CHUNK_BYTES, CHUNK_BYTES);
+            barrier_wait(m.weights_ready, tiles & 1);
+            if (!is_first)
+                shrink_rows(d,
+                            make_float2(*(volatile const float *)(shrink + (tiles & 1) * 64),
+                                        *(volatile const float *)(shrink + (tiles & 1) * 64 + 8)));
+            pin(d);
+            wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < YARD_PAGE_TOKENS / 16; k++)
+                multiply_rows_256(d, weights + 2 * k, values + 128 * k, k > 0 || !is_first);
+            wgmma_commit();
+            wgmma_wait<0>();
+            pin(d);
+            used = stage;
+            tiles++;
+            stage = stage == STAGES - 1 ? 0 : stage + 1;
+            if (--n_left == 0)
+                break;
+            arrive_warp(m.values_done);
+            refill(map, t, m, b, tiles - 1, used);
+        }
+        const float f0 = *(volatile const float *)inverse;
+        const float f1 = *(volatile const float *)(inverse + 8);
+        arrive_warp(m.values_done);
+        refill(map, t, m, b, tiles - 1, used);
+        const mla_item done = item_at(m, b, i);
+        bool wanted0, wanted1;
+        uint16_t *to0 = result_of(t, b, done, row, &wanted0) + half * 256;
+        uint16_t *to1 = result_of(t, b, done, row + 8, &wanted1) + half * 256;
+        store_row<0>(d, f0, to0, wanted0);
+        store_row<1>(d, f1, to1, wanted1);
+    }
+}
+
+#endif
