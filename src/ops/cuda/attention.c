@@ -20,10 +20,15 @@ static size_t items_bytes(const yard_ops_limits *limits)
     return (size_t)2 * MLA_MAX_BLOCKS * (limits->max_tokens + SPARE_ITEMS) * MLA_ITEM_BYTES;
 }
 
-static size_t splits_bytes(const yard_ops_limits *limits)
+static const size_t splits_bytes = (size_t)2 * MLA_MAX_BLOCKS * MLA_SPLIT_BYTES;
+
+/* Partial results of that many thread blocks. */
+static size_t count_rooms(uint32_t n_blocks, bool deterministic)
 {
-    return (size_t)2 * (1 + limits->max_tokens) * MLA_SPLIT_BYTES;
+    return (size_t)n_blocks * (deterministic ? MLA_FIXED_BLOCK_ROOMS : MLA_BLOCK_ROOMS);
 }
+
+static const size_t room_lse_bytes = MLA_ROWS * sizeof(float);
 
 /* Heads that the tensor-core kernel expands. */
 static bool expands(const yard_ops_limits *limits)
@@ -59,15 +64,14 @@ static size_t prefill_bytes(const yard_ops_limits *limits)
            sums_bytes(limits) + states_bytes(limits);
 }
 
-static const size_t rooms_bytes = (size_t)MLA_ROOMS * MLA_ROOM_BYTES;
-static const size_t lse_bytes = (size_t)MLA_ROOMS * MLA_ROWS * sizeof(float);
-
+/* The most: which table and which device is not known here. */
 size_t yard_cuda_attention_bytes(const yard_ops_limits *limits)
 {
     if (!has_latents(limits))
         return 0;
-    return items_bytes(limits) + splits_bytes(limits) + rooms_bytes + lse_bytes +
-           (expands(limits) ? prefill_bytes(limits) : 0);
+    return items_bytes(limits) + splits_bytes +
+           count_rooms(MLA_MAX_BLOCKS, true) * (MLA_ROOM_BYTES + room_lse_bytes) +
+           sizeof(yard_mla_meeting) + (expands(limits) ? prefill_bytes(limits) : 0);
 }
 
 static yard_status take(void **out, size_t n_bytes, yard_error *err)
@@ -109,21 +113,29 @@ static yard_status open_prefill(cuda_stream *s, yard_error *err)
 yard_status yard_cuda_attention_open(cuda_stream *s, yard_error *err)
 {
     yard_mla_workspace *w = &s->mla;
+    size_t n_rooms;
     yard_status st;
 
     if (!has_latents(&s->limits))
         return YARD_OK;
     w->max_rows = s->limits.max_tokens;
     w->max_items = w->max_rows + SPARE_ITEMS;
+    w->patience_ns = MLA_PATIENCE_NS;
     st = yard_cuda_mla_decode_open(&w->n_thread_blocks, err);
+    n_rooms = count_rooms(w->n_thread_blocks, s->deterministic);
     if (st == YARD_OK)
         st = take(&w->items, items_bytes(&s->limits), err);
     if (st == YARD_OK)
-        st = take(&w->splits, splits_bytes(&s->limits), err);
+        st = take(&w->splits, splits_bytes, err);
     if (st == YARD_OK)
-        st = take(&w->partial, rooms_bytes, err);
+        st = take(&w->partial, n_rooms * MLA_ROOM_BYTES, err);
     if (st == YARD_OK)
-        st = take((void **)&w->lse, lse_bytes, err);
+        st = take((void **)&w->lse, n_rooms * room_lse_bytes, err);
+    if (st == YARD_OK)
+        st = take((void **)&w->meeting, sizeof(*w->meeting), err);
+    if (st == YARD_OK && cudaMemset(w->meeting, 0, sizeof(*w->meeting)) != cudaSuccess)
+        st = yard_fail(err, YARD_EDEVICE, "cuda: attention: cannot clear %zu bytes",
+                       sizeof(*w->meeting));
     if (st == YARD_OK && expands(&s->limits))
         st = open_prefill(s, err);
     return st;
@@ -135,6 +147,7 @@ void yard_cuda_attention_close(cuda_stream *s)
     cudaFree(s->mla.splits);
     cudaFree(s->mla.partial);
     cudaFree(s->mla.lse);
+    cudaFree(s->mla.meeting);
     cudaFree(s->prefill.keys);
     cudaFree(s->prefill.values);
     cudaFree(s->prefill.sums);
@@ -178,7 +191,7 @@ static bool decode_fits(const cuda_stream *s, const yard_mla_decode_args *a)
            a->cache.dtype == YARD_BF16 && a->cache.width == MLA_WIDTH &&
            (uintptr_t)a->cache.data % 16 == 0 && in_pieces(&a->q_latent) && in_pieces(&a->q) &&
            in_pieces(&a->y) && a->head_dim % 8 == 0 &&
-           yard_ceil_div(a->n_heads, MLA_ROWS) * MLA_MAX_SPLITS <= MLA_ROOMS;
+           yard_ceil_div(a->n_heads, MLA_ROWS) <= s->mla.n_thread_blocks;
 }
 
 static yard_status decode_tiles(cuda_stream *s, const yard_mla_decode_args *a, yard_error *err)

@@ -20,12 +20,13 @@ static __global__ void __launch_bounds__(PLAN_THREADS, 1)
             barrier_init(m.full + 8 * i, 1);
         barrier_init(m.weights_ready, 4);
         barrier_init(m.values_done, VALUE_WARPS);
+        barrier_init(m.queries_here, 1);
         barrier_init_fence();
         prefetch_map(&map);
     }
     /* The batch was there before the step, so the plan need not wait for the kernels ahead. Its
      * memory is the first tile's later. */
-    b.n_items = make_plan(t, *(plan_shared *)raw, p, (mla_item *)(raw + ITEMS_AT), list);
+    b.n_items = make_plan(t, *(plan_shared *)raw, p, *(plan_kept *)(raw + KEPT_AT), list);
     b.list = list;
     b.lane = p.lane;
     b.lanes = p.lanes;
@@ -38,6 +39,7 @@ static __global__ void __launch_bounds__(PLAN_THREADS, 1)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)VALUE_REGISTERS));
         compute_values(&map, t, m, b, warpgroup - 1);
     }
+    join_parts(t, m);
 }
 
 yard_status yard_cuda_mla_decode_open(uint32_t *n_thread_blocks, yard_error *err)
@@ -56,52 +58,30 @@ yard_status yard_cuda_mla_decode_open(uint32_t *n_thread_blocks, yard_error *err
     return YARD_OK;
 }
 
-static cudaError_t launch_pass(const yard_tensor_map *cache, const yard_mla_decode_task *t,
-                               cudaStream_t stream)
+yard_status yard_cuda_mla_decode_launch(const yard_tensor_map *cache, const yard_mla_decode_task *t,
+                                        yard_mla_workspace *space, void *stream, yard_error *err)
 {
-    const uint32_t n_joins =
-        yard_ceil_div((t->end_row - t->first_row) * t->n_heads * QUARTERS, JOIN_THREADS / 32);
+    yard_mla_decode_task task = *t;
     cudaLaunchAttribute attribute;
     cudaLaunchConfig_t config = {};
     cudaError_t code;
 
+    space->turn ^= 1;
+    task.max_rows = space->max_rows;
+    task.space = *space;
+    task.space.items = (uint8_t *)space->items +
+                       (size_t)space->turn * MLA_MAX_BLOCKS * space->max_items * MLA_ITEM_BYTES;
+    task.space.splits =
+        (uint8_t *)space->splits + (size_t)space->turn * MLA_MAX_BLOCKS * MLA_SPLIT_BYTES;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    config.stream = stream;
-    config.gridDim = dim3(t->space.n_thread_blocks, 1, 1);
+    config.stream = (cudaStream_t)stream;
+    config.gridDim = dim3(space->n_thread_blocks, 1, 1);
     config.blockDim = dim3(PLAN_THREADS, 1, 1);
     config.dynamicSmemBytes = SHARED_BYTES;
-    code = cudaLaunchKernelEx(&config, mla_decode_kernel, *cache, *t);
-    if (code != cudaSuccess)
-        return code;
-    config.gridDim = dim3(n_joins < JOIN_BLOCKS ? n_joins : (uint32_t)JOIN_BLOCKS, 1, 1);
-    config.blockDim = dim3(JOIN_THREADS, 1, 1);
-    config.dynamicSmemBytes = 0;
-    return cudaLaunchKernelEx(&config, mla_join_kernel, *t);
-}
-
-yard_status yard_cuda_mla_decode_launch(const yard_tensor_map *cache, const yard_mla_decode_task *t,
-                                        yard_mla_workspace *space, void *stream, yard_error *err)
-{
-    const uint32_t lanes = yard_ceil_div(t->n_heads, MLA_ROWS);
-    /* parts of a pass's rows have rooms of their own; balanced stretches need two a block only */
-    const uint32_t step = t->deterministic ? MLA_ROOMS / (MLA_MAX_SPLITS * lanes) : space->max_rows;
-    yard_mla_decode_task pass = *t;
-    cudaError_t code = cudaSuccess;
-
-    pass.space = *space;
-    for (uint32_t row = 0; row < space->max_rows && code == cudaSuccess; row += step) {
-        pass.first_row = row;
-        pass.end_row = space->max_rows - row < step ? space->max_rows : row + step;
-        space->turn ^= 1;
-        pass.space.items = (uint8_t *)space->items +
-                           (size_t)space->turn * MLA_MAX_BLOCKS * space->max_items * MLA_ITEM_BYTES;
-        pass.space.splits = (uint8_t *)space->splits +
-                            (size_t)space->turn * (1 + space->max_rows) * MLA_SPLIT_BYTES;
-        code = launch_pass(cache, &pass, (cudaStream_t)stream);
-    }
+    code = cudaLaunchKernelEx(&config, mla_decode_kernel, *cache, task);
     if (code != cudaSuccess)
         return yard_fail(err, YARD_EDEVICE, "mla_decode: launch: %s", cudaGetErrorString(code));
     return YARD_OK;

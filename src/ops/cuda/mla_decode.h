@@ -18,23 +18,33 @@ enum {
     MLA_RANK = 512,
     MLA_ROPE = 64,
     MLA_WIDTH = MLA_RANK + MLA_ROPE,
-    MLA_ROWS = 64,      /* query rows (heads of some tokens) of a thread block */
-    MLA_MAX_CHAIN = 4,  /* tokens of a sequence that read the cache together */
-    MLA_MAX_SPLITS = 8, /* of a row in the deterministic table */
-    MLA_ROOMS = 2048,   /* partial results kept at once: [64, 512] bf16 and 64 f32 */
+    MLA_ROWS = 64,       /* query rows (heads of some tokens) of a thread block */
+    MLA_MAX_CHAIN = 4,   /* tokens of a sequence that read the cache together */
+    MLA_MAX_SPLITS = 16, /* of a row in the deterministic table */
     MLA_MAX_BLOCKS = 160,
+    /* partial results kept at once, a block: [64, 512] bf16 and 64 f32 */
+    MLA_BLOCK_ROOMS = 2,
+    MLA_FIXED_BLOCK_ROOMS = 2 * MLA_MAX_SPLITS, /* deterministic */
     MLA_ITEM_BYTES = 16,
     MLA_SPLIT_BYTES = 16,
+    MLA_PATIENCE_NS = 1000000,
     MLA_ROOM_BYTES = MLA_ROWS * MLA_RANK * 2
 };
 
-/* A stream's memory for the kernels. Plans are made before the kernels ahead are done, so a launch
+/* Where the blocks of a launch meet; zeros at first. left: a block waited in vain, by turns. */
+typedef struct yard_mla_meeting {
+    uint32_t arrived, left[2];
+} yard_mla_meeting;
+
+/* A stream's memory for the kernel. Plans are made before the kernels ahead are done, so a launch
  * must not write where the one before still reads: there are two of each, taken by turns. */
 typedef struct yard_mla_workspace {
     void *items;   /* [2, MLA_MAX_BLOCKS, max_items] MLA_ITEM_BYTES: what each block does */
-    void *splits;  /* [2, 1 + max_rows] MLA_SPLIT_BYTES: where a row's parts lie */
-    void *partial; /* [MLA_ROOMS] MLA_ROOM_BYTES */
-    float *lse;    /* [MLA_ROOMS, 64] log2 of sums of exponentials */
+    void *splits;  /* [2, MLA_MAX_BLOCKS] MLA_SPLIT_BYTES: where parts lie */
+    void *partial; /* [rooms] MLA_ROOM_BYTES */
+    float *lse;    /* [rooms, 64] log2 of sums of exponentials */
+    yard_mla_meeting *meeting;
+    uint32_t patience_ns; /* how long a block waits for the others */
     uint32_t n_thread_blocks, max_items, max_rows;
     uint32_t turn;
 } yard_mla_workspace;
@@ -45,7 +55,7 @@ typedef struct yard_mla_decode_task {
     float scale_log2;         /* softmax_scale * log2(e) */
     yard_rows q_latent, q, y; /* bf16, whole 16-byte pieces a head */
     bool deterministic;
-    uint32_t first_row, end_row; /* of this pass; set by the launch */
+    uint32_t max_rows; /* those two are set by the launch */
     yard_mla_workspace space;
 } yard_mla_decode_task;
 

@@ -3,10 +3,11 @@
  *
  * A *piece* is up to four rows of one sequence that read the cache together (draft tokens); with
  * its heads it fills some blocks' 64 query rows, `lanes` of them. A *worker* is as many blocks. All
- * pieces in a line, a tile of 64 positions a unit and some for the start of each, are cut into
- * equal stretches, one a worker (fast), or at fixed positions into items that go to the worker
- * whose stretch has their middle (deterministic: there a piece is one row, and where it is cut
- * depends on its length alone). */
+ * pieces lie in a line, a tile of 64 positions a unit and some for the start of each, which is cut
+ * into equal stretches, one a worker. Pieces are cut there (fast), or at fixed positions into parts
+ * that go to the worker whose stretch has their middle (deterministic: there a piece is one row,
+ * and where it is cut depends on its length alone). Where it costs no more, pieces begin with a
+ * stretch, and no worker has two of them, or stretches with a piece, and none is cut. */
 #ifndef YARD_OPS_CUDA_MLA_PLAN_CUH
 #define YARD_OPS_CUDA_MLA_PLAN_CUH
 
@@ -15,29 +16,47 @@
 enum {
     PLAN_THREADS = 384,
     PLAN_WARPS = PLAN_THREADS / 32,
-    ITEM_TILES = 3,  /* what the start and the end of an item cost, in tiles; and least of a cut */
-    SHARED_ITEMS = 2 /* the first items of a block; the rest lies in memory */
+    ITEM_TILES = 3,   /* what the start and the end of an item cost, in tiles */
+    LEAST_TILES = 3,  /* of a stretch: shorter ones make more parts to join */
+    SHARED_ITEMS = 2, /* the first items of a block; the rest lies in memory */
+    SHARED_SPLITS = 2 /* likewise of the pieces that several blocks compute */
 };
 
 /* Tiles [first_tile, end_tile) of n_rows rows from `row` on. slot: where the partial result goes;
- * < 0: it is the whole. */
+ * < 0: it is the whole. n_parts: so many, this one the last, are joined by the block when it is
+ * done; 0: by others, or none. */
 struct mla_item {
     uint32_t row_and_count; /* row * 8 + n_rows */
     uint32_t first_tile, end_tile;
-    int32_t slot;
+    int16_t slot;
+    uint16_t n_parts;
 };
 
-/* Parts of a row: slots first, second, second + step, .. */
-struct mla_splits {
-    uint32_t first, second, step;
-    uint16_t n;     /* < 2: nothing to combine, or no row of ours */
-    uint8_t offset; /* of the row in its piece */
-    uint8_t lanes;
+/* Parts of a piece: slots first, second, second + step, .. */
+struct __align__(16) mla_splits
+{
+    uint32_t row_and_count;
+    uint16_t first, second, step, n;
+};
+
+enum { TOTAL_PIECES, TOTAL_TILES = MLA_MAX_CHAIN, TOTAL_LONGEST = 2 * MLA_MAX_CHAIN, N_TOTALS };
+
+struct plan_sums {
+    uint32_t cost, items;
 };
 
 struct plan_shared {
-    uint64_t warp_total[PLAN_WARPS];
-    uint32_t first_ordinal, n_items, tiles;
+    uint32_t total[N_TOTALS]; /* pieces and their tiles for chains of 1, 2 ..; the longest piece */
+    plan_sums warp_sums[PLAN_WARPS];
+    uint32_t warp_splits[PLAN_WARPS];
+    uint32_t first_ordinal, n_items;
+};
+
+/* What make_plan leaves in shared memory. */
+struct plan_kept {
+    mla_item items[SHARED_ITEMS];
+    mla_splits splits[SHARED_SPLITS];
+    uint32_t n_splits, chain; /* the same in all blocks */
 };
 
 struct plan_row {
@@ -48,17 +67,16 @@ struct plan_row {
 
 /* The line of a block. */
 struct plan {
-    uint32_t first, end; /* rows */
+    uint32_t end; /* of rows */
     uint32_t chain, lanes, n_workers, worker, lane;
-    uint32_t stretch, snap; /* fast */
-    bool whole;             /* no piece is cut */
-    uint32_t total;
+    uint32_t stretch, snap;
+    bool aligned; /* pieces begin with a stretch */
 };
 
 /* All loads are independent: one trip to memory. */
 static __device__ plan_row look_at(const yard_batch &b, const plan &p, uint32_t row)
 {
-    const uint32_t at = min(row, p.end - 1), before = max(at, p.first + 1) - 1;
+    const uint32_t at = min(row, p.end - 1), before = max(at, 1u) - 1;
     const uint32_t after = min(at + 1, p.end - 1);
     const uint8_t mine = b.absorbed[at], absorbed_before = b.absorbed[before];
     const uint8_t absorbed_after = b.absorbed[after];
@@ -68,105 +86,137 @@ static __device__ plan_row look_at(const yard_batch &b, const plan &p, uint32_t 
     r.tiles = (uint32_t)b.position[at] / YARD_PAGE_TOKENS + 1;
     r.absorbed = row < p.end && mine;
     r.ends = after == at || !absorbed_after || seq_after != seq;
-    r.offset = at > p.first && absorbed_before && seq_before == seq;
+    r.offset = at > 0 && absorbed_before && seq_before == seq;
     if (r.offset) /* a draft: few steps */
-        while (at - r.offset > p.first && b.absorbed[at - r.offset - 1] &&
-               b.seq[at - r.offset - 1] == seq)
+        while (at > r.offset && b.absorbed[at - r.offset - 1] && b.seq[at - r.offset - 1] == seq)
             r.offset++;
     return r;
 }
 
-/* The sum of x over the threads before this one, and over earlier calls; *carry: of all so far. */
-static __device__ uint64_t sum_before(plan_shared &m, uint64_t x, uint64_t *carry)
+static __device__ bool ends_piece(const plan_row &r, uint32_t chain)
 {
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    uint64_t sum = x, before = *carry;
-
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        const uint64_t other = __shfl_up_sync(0xffffffffu, sum, distance);
-        sum += lane >= (uint32_t)distance ? other : 0;
-    }
-    if (lane == 31)
-        m.warp_total[warp] = sum;
-    __syncthreads(); /* totals are there before they are read */
-    for (uint32_t i = 0; i < PLAN_WARPS; i++) {
-        before += i < warp ? m.warp_total[i] : 0;
-        *carry += m.warp_total[i];
-    }
-    __syncthreads(); /* .. and read before the next call's are written */
-    return before + sum - x;
+    return r.absorbed && (r.ends || r.offset % chain == chain - 1);
 }
 
-static __device__ bool ends_piece(const plan &p, const plan_row &r)
-{
-    return r.absorbed && (r.ends || r.offset % p.chain == p.chain - 1);
-}
-
-/* How many rows of a chain go together: as many as do not leave heads of blocks idle. Sets
- * n_pieces, and *even when all rows have equally many tiles. */
-static __device__ void choose_chain(const yard_mla_decode_task &t, plan_shared &m, plan &p,
-                                    uint32_t *n_pieces, bool *even)
-{
-    uint32_t pieces[MLA_MAX_CHAIN + 1] = {}, least = 0xffffffffu;
-
-    *even = true;
-    for (uint32_t at = p.first; at < p.end; at += PLAN_THREADS) {
-        const plan_row r = look_at(t.batch, p, at + threadIdx.x);
-        if (r.absorbed)
-            m.tiles = r.tiles; /* anybody's */
-#pragma unroll
-        for (uint32_t q = 1; q <= MLA_MAX_CHAIN; q++)
-            pieces[q] += __syncthreads_count(r.absorbed && (r.ends || r.offset % q == q - 1));
-        *even = !__syncthreads_or(r.absorbed && r.tiles != m.tiles) && *even;
-    }
-#pragma unroll
-    for (uint32_t q = 1; q <= MLA_MAX_CHAIN; q++)
-        least = min(least, pieces[q] * ((q * t.n_heads + MLA_ROWS - 1) / MLA_ROWS));
-#pragma unroll
-    for (uint32_t q = 1; q <= MLA_MAX_CHAIN; q++) {
-        const uint32_t lanes = (q * t.n_heads + MLA_ROWS - 1) / MLA_ROWS;
-        if (lanes <= gridDim.x && pieces[q] * lanes <= least + least / 8 &&
-            (q == 1 || pieces[q] < pieces[q - 1])) {
-            p.chain = q;
-            p.lanes = lanes;
-            *n_pieces = pieces[q];
-        }
-    }
-}
+/* ---- fixed parts ----------------------------------------------------------------------------- */
 
 /* In tiles; a function of the row's length alone. */
-static __device__ uint32_t split_tiles(uint32_t n_tiles)
+static __device__ uint32_t part_tiles(uint32_t n_tiles)
 {
-    uint32_t split = n_tiles <= 16 ? 4 : 10;
+    uint32_t tiles = n_tiles <= 16 ? 4 : 8;
 
-    while (split * MLA_MAX_SPLITS < n_tiles)
-        split *= 2;
-    return split;
+    while (tiles * MLA_MAX_SPLITS < n_tiles)
+        tiles *= 2;
+    return tiles;
 }
 
-static __device__ uint32_t count_splits(uint32_t n_tiles)
+static __device__ uint32_t count_parts(uint32_t n_tiles)
 {
-    const uint32_t split = split_tiles(n_tiles);
+    const uint32_t tiles = part_tiles(n_tiles);
 
-    return (n_tiles + split - 1) / split;
+    return (n_tiles + tiles - 1) / tiles;
 }
 
-static __device__ uint32_t piece_cost(const yard_mla_decode_task &t, const plan_row &r)
+/* What a part takes of the line. */
+static __device__ uint32_t part_cost(uint32_t n_tiles)
 {
-    return r.tiles + (t.deterministic ? count_splits(r.tiles) : 1) * ITEM_TILES;
+    return part_tiles(n_tiles) + ITEM_TILES;
 }
 
-static __device__ uint32_t sum_costs(const yard_mla_decode_task &t, plan_shared &m, const plan &p)
-{
-    uint64_t total = 0;
+/* ---- the line -------------------------------------------------------------------------------- */
 
-    for (uint32_t at = p.first; at < p.end; at += PLAN_THREADS) {
-        const plan_row r = look_at(t.batch, p, at + threadIdx.x);
-        sum_before(m, ends_piece(p, r) ? piece_cost(t, r) : 0, &total);
+static __device__ uint32_t round_up(uint32_t x, uint32_t multiple)
+{
+    return (x + multiple - 1) / multiple * multiple;
+}
+
+static __device__ uint32_t piece_cost(const yard_mla_decode_task &t, const plan &p,
+                                      uint32_t n_tiles)
+{
+    const uint32_t cost = t.deterministic ? count_parts(n_tiles) * part_cost(n_tiles) : n_tiles;
+
+    return p.aligned ? round_up(cost, p.stretch) : cost + (t.deterministic ? 0 : ITEM_TILES);
+}
+
+/* Fills m.total; of a chain of one, deterministic rows have their cost in the place of the next
+ * chain's pieces. */
+static __device__ void add_up(const yard_mla_decode_task &t, plan_shared &m, const plan &p)
+{
+    const uint32_t lane = threadIdx.x % 32;
+
+    for (uint32_t row = threadIdx.x; row - lane < p.end; row += PLAN_THREADS) {
+        const plan_row r = look_at(t.batch, p, row);
+        uint32_t mine = 0; /* of the totals, the lane-th */
+#pragma unroll
+        for (uint32_t q = 0; q < MLA_MAX_CHAIN; q++) {
+            const bool is_piece = ends_piece(r, q + 1);
+            const uint32_t pieces = __popc(__ballot_sync(0xffffffffu, is_piece));
+            const uint32_t tiles = __reduce_add_sync(0xffffffffu, is_piece ? r.tiles : 0);
+            mine = lane == TOTAL_PIECES + q ? pieces : lane == TOTAL_TILES + q ? tiles : mine;
+        }
+        if (t.deterministic) {
+            const uint32_t cost = __reduce_add_sync(
+                0xffffffffu, r.absorbed ? count_parts(r.tiles) * part_cost(r.tiles) : 0);
+            mine = lane == TOTAL_PIECES + 1 ? cost : mine;
+        }
+        const uint32_t longest = __reduce_max_sync(0xffffffffu, r.absorbed ? r.tiles : 0);
+        if (lane < TOTAL_LONGEST)
+            atomicAdd(&m.total[lane], mine);
+        else if (lane == TOTAL_LONGEST)
+            atomicMax(&m.total[lane], longest);
     }
-    return (uint32_t)total;
+    __syncthreads(); /* the totals are complete */
 }
+
+/* How many rows of a chain go together: as many as do not leave heads of blocks idle. */
+static __device__ uint32_t choose_chain(const yard_mla_decode_task &t, const plan_shared &m)
+{
+    uint32_t least = 0xffffffffu, chain = 1;
+
+#pragma unroll
+    for (uint32_t q = 1; q <= MLA_MAX_CHAIN; q++)
+        least =
+            min(least, m.total[TOTAL_PIECES + q - 1] * ((q * t.n_heads + MLA_ROWS - 1) / MLA_ROWS));
+#pragma unroll
+    for (uint32_t q = 2; q <= MLA_MAX_CHAIN; q++) {
+        const uint32_t lanes = (q * t.n_heads + MLA_ROWS - 1) / MLA_ROWS;
+        const uint32_t pieces = m.total[TOTAL_PIECES + q - 1];
+        if (lanes <= gridDim.x && pieces * lanes <= least + least / 8 &&
+            pieces < m.total[TOTAL_PIECES + q - 2])
+            chain = q;
+    }
+    return chain;
+}
+
+/* Chooses the stretch. */
+static __device__ void cut_line(const yard_mla_decode_task &t, const plan_shared &m, plan &p)
+{
+    const uint32_t n = m.total[TOTAL_PIECES + p.chain - 1], longest = m.total[TOTAL_LONGEST];
+    const uint32_t tiles = m.total[TOTAL_TILES + p.chain - 1];
+    const uint32_t total = t.deterministic ? m.total[TOTAL_PIECES + 1] : tiles + n * ITEM_TILES;
+    const bool even = tiles == n * longest;
+    uint32_t aligned = 0;
+
+    p.aligned = false;
+    p.stretch = max((total + p.n_workers - 1) / p.n_workers, (uint32_t)LEAST_TILES);
+    if (even && n <= p.n_workers) {
+        const uint32_t each = p.n_workers / n; /* workers of a piece */
+        aligned = t.deterministic ? (count_parts(longest) + each - 1) / each * part_cost(longest)
+                                  : max((longest + each - 1) / each, (uint32_t)LEAST_TILES);
+    } else if (!t.deterministic && n < p.n_workers) { /* each piece has one stretch more, at most */
+        aligned = max((tiles + p.n_workers - n - 1) / (p.n_workers - n), (uint32_t)LEAST_TILES);
+    }
+    if (aligned && aligned <= p.stretch + (t.deterministic ? part_cost(longest) : ITEM_TILES)) {
+        p.aligned = true;
+        p.stretch = aligned;
+    } else if (even) {
+        const uint32_t whole = (n + p.n_workers - 1) / p.n_workers * piece_cost(t, p, longest);
+        p.stretch = whole <= p.stretch + p.stretch / 16 ? whole : p.stretch;
+    }
+    p.snap = p.aligned ? 1 : 1 + p.stretch / 16;
+}
+
+/* ---- shares ---------------------------------------------------------------------------------- */
 
 /* Where the cut before a worker's stretch falls in a piece that begins at `at` of the line. Cuts
  * near an end are moved there: they are not worth a partial result. */
@@ -179,10 +229,19 @@ static __device__ uint32_t cut_of(const plan &p, uint32_t worker, uint32_t at, u
     return cut - at + p.snap > n_tiles ? n_tiles : cut - at;
 }
 
-/* Items of this block in a piece that begins at `at`: [first, end) of the row's cuts. */
+/* The first of n parts, `cost` of the line each, that is of this worker or a later one. */
+static __device__ uint32_t first_part_of(const plan &p, uint32_t worker, uint32_t at, uint32_t n,
+                                         uint32_t cost)
+{
+    const uint32_t cut = worker * p.stretch, middle = at + cost / 2;
+
+    return cut <= middle ? 0 : min((cut - middle + cost - 1) / cost, n);
+}
+
+/* What this block has of a piece that begins at `at`: parts [from, from + n) (deterministic), or
+ * one item of tiles [from, to). */
 struct plan_share {
-    uint32_t first_cut, n; /* deterministic */
-    uint32_t from, to;     /* fast: tiles */
+    uint32_t n, from, to;
 };
 
 static __device__ plan_share share_of(const yard_mla_decode_task &t, const plan &p,
@@ -190,144 +249,187 @@ static __device__ plan_share share_of(const yard_mla_decode_task &t, const plan 
 {
     plan_share s = {};
 
-    if (!t.deterministic) {
+    if (t.deterministic) {
+        const uint32_t n = count_parts(r.tiles), cost = part_cost(r.tiles);
+        s.from = first_part_of(p, p.worker, at, n, cost);
+        s.n = first_part_of(p, p.worker + 1, at, n, cost) - s.from;
+    } else {
         s.from = cut_of(p, p.worker, at, r.tiles);
         s.to = cut_of(p, p.worker + 1, at, r.tiles);
         s.n = s.to > s.from;
-        return s;
-    }
-    const uint32_t split = split_tiles(r.tiles), n = (r.tiles + split - 1) / split;
-    for (uint32_t i = 0; i < n; i++) {
-        const uint32_t length = min(split, r.tiles - i * split) + ITEM_TILES;
-        const uint64_t middle = 2 * (at + i * (split + ITEM_TILES)) + length; /* twice */
-        if (middle * p.n_workers / (2 * (uint64_t)p.total) != p.worker)
-            continue;
-        s.first_cut = s.n ? s.first_cut : i;
-        s.n++;
     }
     return s;
 }
 
-static __device__ mla_item item_of(const yard_mla_decode_task &t, const plan &p, const plan_row &r,
-                                   const plan_share &s, uint32_t row, uint32_t i)
+/* Slots of the deterministic table: rows that several workers share, then each worker's own. */
+static __device__ uint32_t fixed_slot(uint32_t idx)
+{
+    return idx * MLA_MAX_SPLITS;
+}
+
+/* Where the parts of a piece lie, for deterministic rows but for the slots; n < 2: one worker has
+ * all. */
+static __device__ mla_splits splits_of(const yard_mla_decode_task &t, const plan &p,
+                                       const plan_row &r, uint32_t at, uint32_t row)
 {
     const uint32_t n_rows = r.offset % p.chain + 1;
-    mla_item item;
+    mla_splits s = {};
 
-    item.row_and_count = (row + 1 - n_rows) * 8 + n_rows;
+    s.row_and_count = (row + 1 - n_rows) * 8 + n_rows;
     if (t.deterministic) {
-        const uint32_t split = split_tiles(r.tiles), cut = s.first_cut + i;
-        item.first_tile = cut * split;
-        item.end_tile = min(item.first_tile + split, r.tiles);
-        item.slot =
-            count_splits(r.tiles) > 1 ? (int32_t)((row - p.first) * MLA_MAX_SPLITS + cut) : -1;
+        const uint32_t n = count_parts(r.tiles), cost = part_cost(r.tiles), middle = at + cost / 2;
+        const bool shared = middle / p.stretch != (middle + (n - 1) * cost) / p.stretch;
+        s.n = shared ? n : 1;
+        s.step = 1;
     } else {
-        item.first_tile = s.from;
-        item.end_tile = s.to;
-        item.slot = s.from == 0 && s.to == r.tiles ? -1 : (int32_t)(2 * p.worker + (s.from == 0));
+        /* the first worker is the one before the first cut that is not moved to the beginning, the
+         * last one the one before the first that is moved to, or lies at, the end */
+        const uint32_t first = (at + p.snap - 1) / p.stretch;
+        s.n = max((max(at + r.tiles, p.snap) - p.snap) / p.stretch, first) + 1 - first;
+        s.first = 2 * first + 1;
+        s.second = 2 * (first + 1);
+        s.step = 2;
+    }
+    return s;
+}
+
+/* The i-th item of a share. */
+static __device__ mla_item item_of(const yard_mla_decode_task &t, const plan &p, const plan_row &r,
+                                   const plan_share &share, const mla_splits &s, uint32_t i)
+{
+    mla_item item = {};
+
+    item.row_and_count = s.row_and_count;
+    if (t.deterministic) {
+        const uint32_t n = count_parts(r.tiles), part = share.from + i;
+        const uint32_t first = s.n > 1 ? s.first : fixed_slot(p.n_workers + p.worker);
+        item.first_tile = part * part_tiles(r.tiles);
+        item.end_tile = min(item.first_tile + part_tiles(r.tiles), r.tiles);
+        item.slot = n > 1 ? (int16_t)(first + part) : -1;
+        item.n_parts = s.n == 1 && n > 1 && part == n - 1 ? n : 0;
+    } else {
+        item.first_tile = share.from;
+        item.end_tile = share.to;
+        item.slot = share.from == 0 && share.to == r.tiles
+                        ? -1
+                        : (int16_t)(2 * p.worker + (share.from == 0));
     }
     return item;
 }
 
-/* [max_rows]; the place before it has the end of the rows that may have parts. */
-static __device__ mla_splits *splits_of(const yard_mla_decode_task &t)
+/* ---- the plan -------------------------------------------------------------------------------- */
+
+/* The sums over the threads before this one, and over earlier calls; *carry: of all so far. */
+static __device__ plan_sums sum_before(plan_shared &m, plan_sums x, plan_sums *carry)
 {
-    return (mla_splits *)t.space.splits + 1;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    plan_sums sum = x, before = *carry;
+
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        const uint32_t cost = __shfl_up_sync(0xffffffffu, sum.cost, distance);
+        const uint32_t items = __shfl_up_sync(0xffffffffu, sum.items, distance);
+        sum.cost += lane >= (uint32_t)distance ? cost : 0;
+        sum.items += lane >= (uint32_t)distance ? items : 0;
+    }
+    if (lane == 31)
+        m.warp_sums[warp] = sum;
+    __syncthreads(); /* all warps' sums are there, and this call's before the next one's */
+    for (uint32_t i = 0; i < PLAN_WARPS; i++) {
+        const plan_sums w = m.warp_sums[i];
+        before.cost += i < warp ? w.cost : 0;
+        before.items += i < warp ? w.items : 0;
+        carry->cost += w.cost;
+        carry->items += w.items;
+    }
+    before.cost += sum.cost - x.cost;
+    before.items += sum.items - x.items;
+    return before;
 }
 
-/* What the combining kernel reads; by the block with the first part of a piece. */
-static __device__ void describe_splits(const yard_mla_decode_task &t, const plan &p,
-                                       const plan_row &r, uint32_t at, uint32_t row)
+/* How many pieces with parts come before this thread's. */
+static __device__ uint32_t count_before(plan_shared &m, bool has_parts, uint32_t *carry)
 {
-    mla_splits s;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t all = __ballot_sync(0xffffffffu, has_parts);
+    uint32_t before = *carry + __popc(all & ((1u << lane) - 1));
 
-    s.lanes = p.lanes;
-    if (t.deterministic) {
-        s.first = (row - p.first) * MLA_MAX_SPLITS;
-        s.second = s.first + 1;
-        s.step = 1;
-        s.n = count_splits(r.tiles);
-    } else {
-        s.first = 2 * p.worker + 1;
-        s.second = 2 * (p.worker + 1);
-        s.step = 2;
-        /* the last worker is the first whose end is moved to, or lies at, the end of the piece */
-        s.n = (at + r.tiles - p.snap) / p.stretch + 1 - p.worker;
-        if (cut_of(p, p.worker + 1, at, r.tiles) == r.tiles)
-            s.n = 1;
+    if (lane == 0)
+        m.warp_splits[warp] = __popc(all);
+    __syncthreads(); /* as in sum_before */
+    for (uint32_t i = 0; i < PLAN_WARPS; i++) {
+        before += i < warp ? m.warp_splits[i] : 0;
+        *carry += m.warp_splits[i];
     }
-    for (uint32_t i = 0; i <= r.offset % p.chain; i++) {
-        s.offset = r.offset % p.chain - i;
-        splits_of(t)[row - i] = s;
-    }
+    return before;
 }
 
 /* Returns the number of this block's items; writes the first to shared memory, and the rest to its
  * list. All threads; ends with a barrier. */
 static __device__ uint32_t make_plan(const yard_mla_decode_task &t, plan_shared &m, plan &p,
-                                     mla_item *first_items, mla_item *list)
+                                     plan_kept &kept, mla_item *list)
 {
-    uint32_t n_pieces = 0;
-    uint64_t carry = 0;
-    bool even = false;
+    plan_sums carry = {};
+    uint32_t n_splits = 0;
 
-    if (blockIdx.x == 0 && threadIdx.x == 0)
-        splits_of(t)[-1].first = 0;
-    p.first = t.first_row;
-    p.end = min((uint32_t)*t.batch.n_tokens, t.end_row);
-    p.chain = 1;
-    p.lanes = (t.n_heads + MLA_ROWS - 1) / MLA_ROWS;
-    if (p.first >= p.end)
-        return 0;
+    if (threadIdx.x < N_TOTALS)
+        m.total[threadIdx.x] = 0;
     if (threadIdx.x == 0) {
         m.first_ordinal = 0xffffffffu;
         m.n_items = 0;
+        kept.n_splits = 0;
     }
-    if (!t.deterministic)
-        choose_chain(t, m, p, &n_pieces, &even);
-    p.total = sum_costs(t, m, p);
+    p.end = min((uint32_t)*t.batch.n_tokens, t.max_rows);
+    __syncthreads(); /* zeros are there */
+    add_up(t, m, p);
+    p.chain = t.deterministic ? 1 : choose_chain(t, m);
+    p.lanes = (p.chain * t.n_heads + MLA_ROWS - 1) / MLA_ROWS;
     p.n_workers = gridDim.x / p.lanes;
     p.worker = blockIdx.x / p.lanes;
     p.lane = blockIdx.x % p.lanes;
-    if (p.total == 0 || p.worker >= p.n_workers)
+    if (m.total[TOTAL_PIECES] == 0)
         return 0;
-    p.stretch = max((p.total + p.n_workers - 1) / p.n_workers, (uint32_t)ITEM_TILES);
-    p.whole = false;
-    if (even) { /* whole pieces, if that costs little */
-        const uint32_t whole = (n_pieces + p.n_workers - 1) / p.n_workers * (m.tiles + ITEM_TILES);
-        p.whole = whole <= p.stretch + p.stretch / 16;
-        p.stretch = p.whole ? whole : p.stretch;
-    }
-    if (blockIdx.x == 0 && threadIdx.x == 0)
-        splits_of(t)[-1].first = p.whole ? 0 : p.end;
-    p.snap = 1 + p.stretch / 16;
-    for (uint32_t from = p.first; from < p.end; from += PLAN_THREADS) {
+    cut_line(t, m, p);
+    for (uint32_t from = 0; from < p.end; from += PLAN_THREADS) {
         const uint32_t row = from + threadIdx.x;
         const plan_row r = look_at(t.batch, p, row);
-        const bool is_piece = ends_piece(p, r);
-        const uint64_t mine =
-            is_piece
-                ? (uint64_t)(t.deterministic ? count_splits(r.tiles) : 1) << 32 | piece_cost(t, r)
-                : 0;
-        const uint64_t before = sum_before(m, mine, &carry);
-        const uint32_t at = (uint32_t)before;
-        plan_share s = {};
-        if (is_piece)
-            s = share_of(t, p, r, at);
-        const uint32_t ordinal = (uint32_t)(before >> 32) + s.first_cut;
-        if (s.n)
-            atomicMin(&m.first_ordinal, ordinal);
-        __syncthreads(); /* the first one is known before the others find their places */
-        for (uint32_t i = 0; i < s.n; i++) {
-            const uint32_t place = ordinal - m.first_ordinal + i;
-            (place < SHARED_ITEMS ? first_items : list)[place] = item_of(t, p, r, s, row, i);
+        const bool is_piece = ends_piece(r, p.chain);
+        plan_sums x = {};
+        plan_share share = {};
+        mla_splits s = {};
+        if (is_piece) {
+            x.cost = piece_cost(t, p, r.tiles);
+            x.items = t.deterministic ? count_parts(r.tiles) : 1;
         }
-        if (s.n)
-            atomicAdd(&m.n_items, s.n);
-        if (p.lane == 0 && s.n && s.from == 0 && s.first_cut == 0)
-            describe_splits(t, p, r, at, row);
-        if (blockIdx.x == 0 && !r.absorbed && row < p.end)
-            splits_of(t)[row].n = 0;
+        const plan_sums before = sum_before(m, x, &carry);
+        if (is_piece) {
+            s = splits_of(t, p, r, before.cost, row);
+            if (p.worker < p.n_workers)
+                share = share_of(t, p, r, before.cost);
+        }
+        const uint32_t ordinal = before.items + (t.deterministic ? share.from : 0);
+        if (share.n) {
+            atomicMin(&m.first_ordinal, ordinal);
+            atomicAdd(&m.n_items, share.n);
+        }
+        /* ends with the first ordinal known, before the others find their places */
+        const uint32_t split = count_before(m, s.n > 1, &n_splits);
+        if (t.deterministic) {
+            s.first = fixed_slot(split);
+            s.second = s.first + 1;
+        }
+        if (s.n > 1 && split < SHARED_SPLITS)
+            kept.splits[split] = s;
+        else if (s.n > 1 && split % gridDim.x == blockIdx.x)
+            ((mla_splits *)t.space.splits)[split] = s;
+        for (uint32_t i = 0; i < share.n; i++) {
+            const uint32_t place = ordinal - m.first_ordinal + i;
+            (place < SHARED_ITEMS ? kept.items : list)[place] = item_of(t, p, r, share, s, i);
+        }
+    }
+    if (threadIdx.x == 0) {
+        kept.n_splits = n_splits;
+        kept.chain = p.chain;
     }
     __syncthreads(); /* the list and its length are complete */
     return m.n_items;

@@ -6,28 +6,65 @@
 #include "ops/cuda/softmax.cuh"
 #include "ops/cuda/wgmma_attend.cuh"
 
-/* Where a query row's two pieces lie; rows beyond the last one read the first. */
-struct query_row {
-    const uint16_t *latent, *rotated;
-};
-
-static __device__ __forceinline__ query_row query_of(const yard_mla_decode_task &t, uint32_t first,
-                                                     uint32_t n, uint32_t idx)
-{
-    const uint32_t i = idx < n * t.n_heads ? idx : 0, head = i % t.n_heads;
-    const size_t row = first + i / t.n_heads;
-    query_row q;
-
-    q.latent = (const uint16_t *)t.q_latent.data + row * t.q_latent.ld + head * MLA_RANK;
-    q.rotated = (const uint16_t *)t.q.data + row * t.q.ld + (head + 1) * t.head_dim - MLA_ROPE;
-    return q;
-}
-
 /* Positions that the query row sees. */
 static __device__ __forceinline__ int seen_by(const yard_mla_decode_task &t, uint32_t first,
                                               uint32_t n, uint32_t idx)
 {
     return idx < n * t.n_heads ? t.batch.position[first + idx / t.n_heads] + 1 : 0;
+}
+
+/* A thread's share of the queries that wgmma reads from shared memory. */
+struct query_pieces {
+    uint4 rotated[4], step; /* step: the last latents */
+};
+
+static __device__ __forceinline__ void load_rotated(const yard_mla_decode_task &t, uint32_t first,
+                                                    uint32_t n, uint32_t idx0, query_pieces &pieces)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t at = threadIdx.x % 128 + 128 * i;
+        pieces.rotated[i] =
+            *(const uint4 *)(query_of(t, first, n, idx0 + at / 8).rotated + at % 8 * 8);
+    }
+}
+
+static __device__ __forceinline__ void store_pieces(const decode_shared &m,
+                                                    const query_pieces &pieces)
+{
+    const uint32_t thread = threadIdx.x % 128;
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t at = thread + 128 * i, r = at / 8, piece = at % 8;
+        *(uint4 *)(m.bytes + ROPE_AT + r * 128 + (piece ^ r % 8) * 16) = pieces.rotated[i];
+    }
+    *(uint4 *)(m.bytes + STEP_AT + thread * 16) = pieces.step;
+    fence_async_shared(); /* wgmma reads what these stores wrote */
+    named_sync(SCORE_WARPS, 128);
+}
+
+/* Queries that are in shared memory; their stage is the copy engine's then. */
+static __device__ __forceinline__ void take_queries(const yard_mla_decode_task &t,
+                                                    const decode_shared &m, const mla_item &item,
+                                                    uint32_t idx0,
+                                                    uint32_t (&q)[4 * REGISTER_STEPS])
+{
+    const uint32_t thread = threadIdx.x % 128, lane = thread % 32;
+    const uint32_t row = thread / 32 * 16 + lane % 16; /* of ldmatrix */
+    const uint32_t from = m.base + QUERIES_AT + row * QUERY_STEP + lane / 16 * 16;
+
+    query_pieces pieces;
+
+    load_rotated(t, item.row_and_count / 8, item.row_and_count % 8, idx0, pieces);
+    barrier_wait(m.queries_here, 0);
+#pragma unroll
+    for (int k = 0; k < REGISTER_STEPS; k++)
+        load_matrix(from + k * 32, q + 4 * k);
+    pieces.step = *(const uint4 *)(m.bytes + QUERIES_AT + thread % 64 * QUERY_STEP +
+                                   REGISTER_STEPS * 32 + thread / 64 * 16);
+    store_pieces(m, pieces);
+    named_arrive(QUERIES_TAKEN, 128 + 32);
 }
 
 static __device__ __forceinline__ void load_queries(const yard_mla_decode_task &t,
@@ -40,6 +77,7 @@ static __device__ __forceinline__ void load_queries(const yard_mla_decode_task &
     const uint32_t row = thread / 32 * 16 + lane / 4;
     const uint32_t *a = (const uint32_t *)query_of(t, first, n, idx0 + row).latent + lane % 4;
     const uint32_t *b = (const uint32_t *)query_of(t, first, n, idx0 + row + 8).latent + lane % 4;
+    query_pieces pieces;
 
 #pragma unroll
     for (int k = 0; k < REGISTER_STEPS; k++) {
@@ -48,18 +86,11 @@ static __device__ __forceinline__ void load_queries(const yard_mla_decode_task &
         q[4 * k + 2] = __ldg(a + 8 * k + 4);
         q[4 * k + 3] = __ldg(b + 8 * k + 4);
     }
-    named_sync(1, 128); /* all warps have multiplied with the queries that lie there */
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint32_t at = thread + 128 * i, r = at / 8, piece = at % 8;
-        *(uint4 *)(m.bytes + ROPE_AT + r * 128 + (piece ^ r % 8) * 16) =
-            *(const uint4 *)(query_of(t, first, n, idx0 + r).rotated + piece * 8);
-    }
-    *(uint4 *)(m.bytes + STEP_AT + thread * 16) =
-        *(const uint4 *)(query_of(t, first, n, idx0 + thread % 64).latent + REGISTER_STEPS * 16 +
-                         thread / 64 * 8);
-    fence_async_shared(); /* wgmma reads what these stores wrote */
-    named_sync(1, 128);
+    pieces.step = *(const uint4 *)(query_of(t, first, n, idx0 + thread % 64).latent +
+                                   REGISTER_STEPS * 16 + thread / 64 * 8);
+    load_rotated(t, first, n, idx0, pieces);
+    named_sync(SCORE_WARPS, 128); /* all warps have multiplied with the queries that lie there */
+    store_pieces(m, pieces);
 }
 
 /* The rows of the next item into L2. */
@@ -148,7 +179,9 @@ static __device__ __forceinline__ void compute_scores(const yard_mla_decode_task
         row_state s0 = { lowest_log2, 0.0f }, s1 = { lowest_log2, 0.0f };
         float d[32];
 
-        if (item.row_and_count != loaded) /* parts of one row come one after another */
+        if (i == 0)
+            take_queries(t, m, item, b.lane * MLA_ROWS, q);
+        else if (item.row_and_count != loaded) /* parts of one row come one after another */
             load_queries(t, m, item, b.lane * MLA_ROWS, q);
         loaded = item.row_and_count;
         prefetch_queries(t, m, b, i + 1);

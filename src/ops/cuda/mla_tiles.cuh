@@ -30,21 +30,29 @@ enum {
     VALUE_REGISTERS = 160, /* the assembler wants that many for 256 columns */
     VALUE_WARPS = 8,
 
+    /* the first item's queries come by way of the last stage, in rows that share no banks */
+    QUERY_BYTES = MLA_RANK * 2,
+    QUERY_STEP = QUERY_BYTES + 16,
+    QUERIES_AT = (STAGES - 1) * TILE_BYTES,
+
     ROPE_AT = STAGES * TILE_BYTES,   /* rotated queries, as a chunk */
     STEP_AT = ROPE_AT + CHUNK_BYTES, /* queries of step 31, without swizzle */
     SHRINK_AT = STEP_AT + 2048,      /* [2][64] f32 */
     INVERSE_AT = SHRINK_AT + 512,    /* [64] f32 */
     BARRIERS_AT = INVERSE_AT + 256,
-    FEED_AT = BARRIERS_AT + 8 * (STAGES * PARTS + 3), /* one spare: 16 bytes aligned items */
-    ITEMS_AT = FEED_AT + 32,
-    SHARED_BYTES = ITEMS_AT + SHARED_ITEMS * MLA_ITEM_BYTES
+    FEED_AT = BARRIERS_AT + 8 * (STAGES * PARTS + 3),
+    KEPT_AT = FEED_AT + 32,
+    SHARED_BYTES = KEPT_AT + sizeof(plan_kept)
 };
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory of a block");
 static_assert(sizeof(mla_item) == MLA_ITEM_BYTES && sizeof(mla_splits) == MLA_SPLIT_BYTES, "sizes");
 
+/* Barriers of some warps; 0 is the block's. */
+enum { SCORE_WARPS = 1, QUERIES_TAKEN, ALL_STORED, OWN_STORED };
+
 struct decode_shared {
     uint8_t *bytes;
-    uint32_t base, full, weights_ready, values_done;
+    uint32_t base, full, weights_ready, values_done, queries_here;
 
     __device__ __forceinline__ explicit decode_shared(uint8_t *raw)
     {
@@ -53,6 +61,7 @@ struct decode_shared {
         full = base + BARRIERS_AT;
         weights_ready = full + 8 * STAGES * PARTS;
         values_done = weights_ready + 8;
+        queries_here = values_done + 8;
     }
 };
 
@@ -65,7 +74,24 @@ struct block_share {
 static __device__ __forceinline__ mla_item item_at(const decode_shared &m, const block_share &b,
                                                    uint32_t i)
 {
-    return i < SHARED_ITEMS ? ((const mla_item *)(m.bytes + ITEMS_AT))[i] : b.list[i];
+    return i < SHARED_ITEMS ? ((const plan_kept *)(m.bytes + KEPT_AT))->items[i] : b.list[i];
+}
+
+/* Where a query row's two pieces lie; rows beyond the last one read the first. */
+struct query_row {
+    const uint16_t *latent, *rotated;
+};
+
+static __device__ __forceinline__ query_row query_of(const yard_mla_decode_task &t, uint32_t first,
+                                                     uint32_t n, uint32_t idx)
+{
+    const uint32_t i = idx < n * t.n_heads ? idx : 0, head = i % t.n_heads;
+    const size_t row = first + i / t.n_heads;
+    query_row q;
+
+    q.latent = (const uint16_t *)t.q_latent.data + row * t.q_latent.ld + head * MLA_RANK;
+    q.rotated = (const uint16_t *)t.q.data + row * t.q.ld + (head + 1) * t.head_dim - MLA_ROPE;
+    return q;
 }
 
 /* The producer's place, in shared memory: one thread's registers are a warpgroup's. */
@@ -119,12 +145,26 @@ static __device__ __forceinline__ void feed_tile(const yard_tensor_map *map,
     }
 }
 
-/* The first tiles into L2, whatever of them is there already: nothing is read yet. */
-static __device__ __forceinline__ void prefetch_tiles(const yard_tensor_map *map,
-                                                      const block_share &b, volatile feed *f)
+/* The first item's queries; a warp. */
+static __device__ __forceinline__ void feed_queries(const yard_mla_decode_task &t,
+                                                    const decode_shared &m, const block_share &b)
 {
-    if (b.n_items == 0)
-        return;
+    const mla_item item = item_at(m, b, 0);
+
+    if (threadIdx.x % 32 == 0)
+        barrier_expect(m.queries_here, MLA_ROWS * QUERY_BYTES);
+    __syncwarp(); /* expected before they come */
+    for (uint32_t row = threadIdx.x % 32; row < MLA_ROWS; row += 32)
+        bulk_load(
+            m.base + QUERIES_AT + row * QUERY_STEP,
+            query_of(t, item.row_and_count / 8, item.row_and_count % 8, b.lane * MLA_ROWS + row)
+                .latent,
+            QUERY_BYTES, m.queries_here);
+}
+
+/* The first tiles into L2, whatever of them is there already: nothing is read yet. */
+static __device__ __forceinline__ void prefetch_tiles(const yard_tensor_map *map, volatile feed *f)
+{
     for (uint32_t tile = f->tile; tile < min(f->end, f->tile + STAGES); tile++)
         for (int i = 0; i < PARTS; i++)
             tma_prefetch_3d(map, 0, (uint32_t)f->pages[tile] * YARD_PAGE_TOKENS, i * PART_CHUNKS);

@@ -2,6 +2,7 @@
 #ifndef YARD_OPS_CUDA_MLA_VALUES_CUH
 #define YARD_OPS_CUDA_MLA_VALUES_CUH
 
+#include "ops/cuda/mla_join.cuh"
 #include "ops/cuda/mla_tiles.cuh"
 #include "ops/cuda/softmax.cuh"
 #include "ops/cuda/wgmma_attend.cuh"
@@ -35,6 +36,34 @@ static __device__ __forceinline__ uint16_t *result_of(const yard_mla_decode_task
            idx % t.n_heads * MLA_RANK;
 }
 
+/* The first queries and tiles; one warp. */
+static __device__ __forceinline__ void feed_first(const yard_tensor_map *map,
+                                                  const yard_mla_decode_task &t,
+                                                  const decode_shared &m, const block_share &b)
+{
+    volatile feed *f = (volatile feed *)(m.bytes + FEED_AT);
+    const bool feeds = threadIdx.x % 32 == 0;
+
+    if (b.n_items == 0)
+        return;
+    if (feeds) {
+        f->item = 0;
+        feed_item(t, m, b, f);
+        prefetch_tiles(map, f);
+    }
+    __syncwarp();
+    wait_previous_kernel();
+    feed_queries(t, m, b);
+    if (feeds)
+        for (uint32_t i = 0; i < STAGES - 1; i++)
+            feed_tile(map, t, m, b, i);
+    __syncwarp();
+    named_sync(QUERIES_TAKEN, 128 + 32); /* the last stage is free */
+    if (feeds)
+        feed_tile(map, t, m, b, STAGES - 1);
+    __syncwarp();
+}
+
 /* half: which 256 columns of the latents. */
 static __device__ __forceinline__ void compute_values(const yard_tensor_map *map,
                                                       const yard_mla_decode_task &t,
@@ -47,16 +76,8 @@ static __device__ __forceinline__ void compute_values(const yard_tensor_map *map
     uint32_t tiles = 0, stage = 0;
     float d[128];
 
-    if (threadIdx.x == 128) {
-        volatile feed *f = (volatile feed *)(m.bytes + FEED_AT);
-        f->item = 0;
-        feed_item(t, m, b, f);
-        prefetch_tiles(map, b, f);
-        wait_previous_kernel();
-        for (uint32_t i = 0; i < STAGES; i++)
-            feed_tile(map, t, m, b, i);
-    }
-    __syncwarp();
+    if (threadIdx.x / 32 == 4)
+        feed_first(map, t, m, b);
     wait_previous_kernel(); /* the kernel ahead may still read partial results, or y */
     for (uint32_t i = 0; i < b.n_items; i++) {
         const mla_item item = item_at(m, b, i);
@@ -97,6 +118,14 @@ static __device__ __forceinline__ void compute_values(const yard_tensor_map *map
         uint16_t *to1 = result_of(t, b, done, row + 8, &wanted1) + half * 256;
         store_row<0>(d, f0, to0, wanted0);
         store_row<1>(d, f1, to1, wanted1);
+        __syncwarp(); /* the item is read again: no register is left to keep it */
+        const mla_item last = item_at(m, b, i);
+        if (last.n_parts) {
+            join_own(t, b, last);
+#pragma unroll
+            for (int k = 0; k < 128; k++) /* so that no register is kept over the join */
+                d[k] = 0.0f;
+        }
     }
 }
 

@@ -79,6 +79,12 @@ static __device__ __forceinline__ void named_sync(uint32_t id, uint32_t n_thread
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
 }
 
+/* Arrives at such a barrier, and goes on. */
+static __device__ __forceinline__ void named_arrive(uint32_t id, uint32_t n_threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
+}
+
 /* ---- bulk tensor copies -------------------------------------------------------------- */
 
 static __device__ __forceinline__ uint64_t policy_evict_first(void)
@@ -115,7 +121,7 @@ static __device__ __forceinline__ void tma_load_hint(uint32_t to, const void *ma
                  : "memory");
 }
 
-/* n_bytes in a row, all three of them multiples of 16. */
+/* n_bytes in a row, all three of them multiples of 16; completes on bar. */
 static __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, uint32_t n_bytes,
                                                  uint32_t bar)
 {
@@ -217,6 +223,28 @@ static __device__ __forceinline__ void fence_async_shared(void)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/* Adds to *p; what the thread has seen, and its block before a barrier, is visible to whoever then
+ * acquires *p. Returns what was there. */
+static __device__ __forceinline__ uint32_t add_acq_rel(uint32_t *p, uint32_t x)
+{
+    uint32_t before;
+
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(p), "r"(x)
+                 : "memory");
+    return before;
+}
+
+/* No order with anything else. */
+static __device__ __forceinline__ uint32_t load_relaxed(const uint32_t *p)
+{
+    uint32_t value;
+
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+    return value;
+}
+
 /* What another block published with an atomic after __threadfence. */
 static __device__ __forceinline__ uint32_t load_acquire(const uint32_t *p)
 {
@@ -242,6 +270,14 @@ static __device__ __forceinline__ void store_matrix(uint32_t to, uint32_t a, uin
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
                  "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void load_matrix(uint32_t from, uint32_t *x)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(from)
                  : "memory");
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "attention_gpu_test.h"
+#include "ops/cuda/cuda.h"
 
 enum { SPARE_ROWS = 2, SAMPLES = 4, MAX_SEQS = 1024 };
 
@@ -223,6 +224,31 @@ static void rows_alone(const bed *b, const decode_shape *h)
     case_destroy(b, &c);
 }
 
+/* Blocks that do not wait for the others leave their share of the joining to the last one: the bits
+ * stay, and the next launch finds nothing left over. */
+static void impatient(const bed *b, const decode_shape *h)
+{
+    static const scene_seq seqs[] = {
+        { 3000, 2, true }, { 400, 1, true }, { 1000, 4, true }, { 64, 1, true }
+    };
+    yard_mla_workspace *space = &cuda_of(b->s)->mla;
+    const uint32_t patience_ns = space->patience_ns;
+    decode_case c;
+    bool ok = case_create(b, &c, h, seqs, 4) && run_case(b, &c), same = true;
+    uint8_t *patient = malloc(c.y.data.n_bytes);
+
+    memcpy(patient, c.y.data.host, c.y.data.n_bytes);
+    for (int i = 0; i < 6 && ok; i++) {
+        space->patience_ns = i < 4 ? 0 : patience_ns;
+        ok = run_case(b, &c);
+        same = same && !memcmp(patient, c.y.data.host, c.y.data.n_bytes);
+    }
+    space->patience_ns = patience_ns;
+    gpu_test_case(b->t, ok && same, "mla_decode %s, %s: without patience", b->variant, h->name);
+    free(patient);
+    case_destroy(b, &c);
+}
+
 /* A graph reads lengths and counts anew. */
 static void replayed(const bed *b, const decode_shape *h)
 {
@@ -270,6 +296,7 @@ void gpu_test_mla_decode(gpu_test *t)
         for (int i = 0; i < (t->quick ? N_QUICK : N_SHAPES); i++) {
             all_cases(&b, &shapes[i]);
             replayed(&b, &shapes[i]);
+            impatient(&b, &shapes[i]);
             if (v == 1)
                 rows_alone(&b, &shapes[i]);
         }
