@@ -100,7 +100,9 @@ static __device__ bool ends_piece(const plan_row &r, uint32_t chain)
 
 /* ---- fixed parts ----------------------------------------------------------------------------- */
 
-/* In tiles; a function of the row's length alone. */
+/* In tiles; a function of the row's length alone. At least 3: score warps are two tiles ahead at
+ * most, so they end no part of the next row while value warps still join this one's, whose sums lie
+ * in the same place. */
 static __device__ uint32_t part_tiles(uint32_t n_tiles)
 {
     uint32_t tiles = n_tiles <= 16 ? 4 : 8;
