@@ -37,16 +37,21 @@ message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}, com
 
 # Host code in .cu files stays C: without guarded statics, exceptions and RTTI the C compiler can
 # link it, and a program with CUDA in it still needs libc only.
+function(yard_cuda_flags out)
+  set(flags "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++17;--generate-code=arch=compute_90a,code=sm_90a;-lineinfo;\
+-Xcompiler=-Wall,-Wextra,-fvisibility=hidden,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti>")
+  if(YARD_WERROR)
+    list(APPEND flags $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+  endif()
+  set(${out} "${flags}" PARENT_SCOPE)
+endfunction()
+
 function(yard_cuda_library name)
   add_library(${name} OBJECT ${ARGN})
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src
                              ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-  target_compile_options(${name} PRIVATE
-    "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++17;--generate-code=arch=compute_90a,code=sm_90a;-lineinfo;\
--Xcompiler=-Wall,-Wextra,-fvisibility=hidden,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti>")
-  if(YARD_WERROR)
-    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
-  endif()
+  yard_cuda_flags(flags)
+  target_compile_options(${name} PRIVATE ${flags})
 endfunction()
 
 file(GLOB cuda_ep_sources CONFIGURE_DEPENDS src/ep/cuda/*.cu src/ep/cuda/*.c src/fabric/cuda/*.c)

@@ -137,6 +137,14 @@ static void derive(yard_ep *ep, uint32_t rank, uint32_t n_ranks)
         (uint64_t)ep->dp * c->max_tokens * per_token + (uint64_t)ep->n_local * (c->row_align - 1);
 }
 
+/* Device memory that all ranks map needs no staging. Any other transport of devices is named. */
+static bool stores_directly(const yard_ep_config *c)
+{
+    const char *transport = c->fabric_config ? c->fabric_config->transport : NULL;
+
+    return c->device == YARD_EP_CUDA && (!transport || !strcmp(transport, "nvlink"));
+}
+
 yard_status yard_ep_capacity_of(const yard_ep_config *config, uint32_t n_ranks,
                                 yard_ep_capacity *out, yard_error *err)
 {
@@ -155,7 +163,7 @@ yard_status yard_ep_capacity_of(const yard_ep_config *config, uint32_t n_ranks,
         ep.config.layout == YARD_EP_FLAT ? (uint64_t)ep.dp * ep.config.max_tokens : ep.routed_rows;
     st = ep.backend->check(&ep, err);
     if (st == YARD_OK)
-        out->heap_bytes = ep.backend->heap_bytes(&ep, false);
+        out->heap_bytes = ep.backend->heap_bytes(&ep, stores_directly(&ep.config));
     return st;
 }
 

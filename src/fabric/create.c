@@ -13,9 +13,10 @@
  * very core: sleep soon. */
 enum { SPINS = 1000, SPINS_CROWDED = 50 };
 
-static const yard_fabric_ops *const transports[] = { &yard_fabric_shm, &yard_fabric_tcp,
-                                                     &yard_fabric_mixed, &yard_fabric_libfabric,
-                                                     &yard_fabric_nvlink };
+static const yard_fabric_ops *const transports[] = {
+    &yard_fabric_shm,    &yard_fabric_tcp,     &yard_fabric_mixed,         &yard_fabric_libfabric,
+    &yard_fabric_nvlink, &yard_fabric_nvshmem, &yard_fabric_nvlink_nvshmem
+};
 
 /* ---- configuration ----------------------------------------------------------------- */
 
@@ -143,8 +144,10 @@ static const yard_fabric_ops *find_transport(const char *name)
 
 static yard_status choose_transport(yard_fabric *f, yard_error *err)
 {
-    const char *told = f->config.transport;
+    const bool device = f->config.transport && !strcmp(f->config.transport, "device");
+    const char *told = device ? NULL : f->config.transport;
     const char *name = told                       ? told
+                       : device                   ? f->n_nodes == 1 ? "nvlink" : "nvlink+nvshmem"
                        : f->n_nodes == 1          ? "shm"
                        : f->n_nodes == f->n_ranks ? "tcp"
                                                   : "shm+tcp";

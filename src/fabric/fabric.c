@@ -53,6 +53,16 @@ void *yard_fabric_device_heap(const yard_fabric *f, uint32_t rank)
     return f->ops->device_heap && rank < f->n_ranks ? f->ops->device_heap(f, rank) : NULL;
 }
 
+const yard_nvshmem *yard_fabric_device_puts(const yard_fabric *f)
+{
+    return f->ops->device_puts ? f->ops->device_puts(f) : NULL;
+}
+
+bool yard_fabric_only_puts(const yard_fabric *f)
+{
+    return f->ops->only_puts;
+}
+
 const char *yard_fabric_error(const yard_fabric *f)
 {
     return f->err.message;

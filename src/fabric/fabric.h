@@ -43,6 +43,9 @@ typedef struct yard_fabric_ops {
      * Where this rank's device reaches the heap of a rank by plain stores, or NULL. The heap is
      * filled with ones, not zeros: what self-proving data needs. NULL: host memory. */
     void *(*device_heap)(const yard_fabric *f, uint32_t rank);
+    /* As yard_fabric_device_puts(); NULL: it has none. */
+    const struct yard_nvshmem *(*device_puts)(const yard_fabric *f);
+    bool only_puts; /* as yard_fabric_only_puts() */
 } yard_fabric_ops;
 
 enum { YARD_MAX_CONFIG_BYTES = 4096 }; /* a config whose size is larger was never initialised */
@@ -76,6 +79,32 @@ yard_deadline yard_fabric_start_deadline(const yard_fabric *fabric);
 
 /* See ops->device_heap; NULL for host memory and ranks that do not exist. */
 void *yard_fabric_device_heap(const yard_fabric *f, uint32_t rank);
+
+/* The symbol yard_nvshmem_library of libyard-ep-nvshmem, which is built where NVSHMEM is. Functions
+ * return NVSHMEM's status, 0 when all is well, and are collective but for make_id and reach; they
+ * have no deadline. */
+typedef struct yard_nvshmem {
+    size_t size;         /* of this struct: both libraries are from one build */
+    size_t id_bytes;     /* at most YARD_NVSHMEM_ID_BYTES */
+    const char *version; /* that it was compiled against */
+    int (*make_id)(void *id);
+    int (*start)(const void *id, uint32_t rank, uint32_t n_ranks);
+    void *(*allocate)(size_t n_bytes); /* symmetric memory of the current device; NULL: none left */
+    void (*release)(void *heap);
+    void *(*reach)(const void *heap, uint32_t rank); /* by plain stores; NULL: only by puts */
+    /* its own collective on a stream of CUDA, for comparison: n_bytes of every rank to every rank
+     */
+    int (*all_to_all)(void *to, const void *from, size_t n_bytes, void *stream);
+    const void *kernels; /* of the ep room: ep_cuda_kernels */
+} yard_nvshmem;
+
+enum { YARD_NVSHMEM_ID_BYTES = 256 };
+
+/* Of a fabric whose peers are reached by puts, all or some: what they are put by; NULL: stores
+ * reach all. */
+const yard_nvshmem *yard_fabric_device_puts(const yard_fabric *f);
+/* Peers are put to also where stores would reach them. */
+bool yard_fabric_only_puts(const yard_fabric *f);
 
 /* A fabric over a transport that is not in the table (tests: simulated networks). heap is
  * heap_bytes of zeroed memory, 64-byte aligned, owned by the transport. ops->open is not called;

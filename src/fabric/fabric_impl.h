@@ -92,7 +92,7 @@ struct yard_fabric {
 /* ---- transports -------------------------------------------------------------------- */
 
 extern const yard_fabric_ops yard_fabric_shm, yard_fabric_tcp, yard_fabric_mixed,
-    yard_fabric_libfabric, yard_fabric_nvlink;
+    yard_fabric_libfabric, yard_fabric_nvlink, yard_fabric_nvshmem, yard_fabric_nvlink_nvshmem;
 
 /* True once nothing more is to be expected of a rank: it was lost, or left. Any thread. */
 static inline bool yard_peer_gone(const yard_fabric *f, uint32_t rank)

@@ -1,17 +1,22 @@
 /* Stands for fabric/cuda in builds without CUDA. */
 #include "fabric/fabric_impl.h"
 
-static yard_status open_nvlink(yard_fabric *f, yard_error *err)
+static yard_status open_device(yard_fabric *f, yard_error *err)
 {
-    (void)f;
-    return yard_fail(err, YARD_ENOTSUP, "fabric: nvlink: this build has no CUDA");
+    return yard_fail(err, YARD_ENOTSUP, "fabric: %s: this build has no CUDA", f->ops->name);
 }
 
-static void close_nvlink(yard_fabric *f)
+static void close_device(yard_fabric *f)
 {
     (void)f;
 }
 
 const yard_fabric_ops yard_fabric_nvlink = { .name = "nvlink",
-                                             .open = open_nvlink,
-                                             .close = close_nvlink };
+                                             .open = open_device,
+                                             .close = close_device };
+const yard_fabric_ops yard_fabric_nvshmem = { .name = "nvshmem",
+                                              .open = open_device,
+                                              .close = close_device };
+const yard_fabric_ops yard_fabric_nvlink_nvshmem = { .name = "nvlink+nvshmem",
+                                                     .open = open_device,
+                                                     .close = close_device };

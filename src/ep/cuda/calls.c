@@ -192,17 +192,18 @@ yard_status yard_ep_cuda_dispatch_send(yard_ep_round *round, const void *x, cons
     a.n_readable = least(readable_rows(cu, x, x_bytes),
                          least(readable_rows(cu, expert, a.top_k * sizeof(*expert)),
                                readable_rows(cu, weight, a.top_k * sizeof(*weight))));
-    if (cu->flags) {
+    if (cu->flags || cu->puts)
         take_rows_whole(&a, &l);
-    } else {
+    else
         cut_rows(&a, &l, a.n_vectors, a.bound <= FEW_TOKENS ? 2 : 1, EP_CUDA_THREADS);
-    }
     l.n_threads += 32; /* a warp for the header or the flags */
     l.n_blocks = send_blocks(ep, &l, own_tokens(&a), SEND_BLOCKS_PER_SM);
     if (cu->flags)
         l.n_blocks = least(l.n_blocks, cu->n_sms); /* room for the receiver beside them */
+    a.n_heads = least(cu->n_put, l.n_blocks);
+    l.n_blocks += a.n_heads;
     l.overlap = send_overlaps(cu, l.stream);
-    st = launched(ep, "dispatch_send", yard_ep_cuda_launch_dispatch_send(&a, input, cu->flags, &l));
+    st = launched(ep, "dispatch_send", cu->kernels->dispatch_send(&a, input, cu->flags, &l));
     if (st != YARD_OK)
         return st;
     note_send(r, l.stream);
@@ -217,14 +218,14 @@ static cudaError_t launch_flagged(const ep_cuda *cu, ep_cuda_args *a, ep_cuda_la
     l->n_threads = EP_CUDA_LAYOUT_THREADS;
     l->n_blocks = a->n_local + 1;
     l->n_parts = 1;
-    rc = yard_ep_cuda_launch_layout(a, l);
+    rc = cu->kernels->layout(a, l);
     if (rc != cudaSuccess)
         return rc;
     take_rows_whole(a, l);
     /* No more than find room beside a send: the others would begin once it has ended. */
     l->n_blocks = least(a->dp * a->bound, cu->n_sms * 2);
     l->overlap = true; /* nothing stands between */
-    return yard_ep_cuda_launch_fan_out(a, l);
+    return cu->kernels->fan_out(a, l);
 }
 
 yard_status yard_ep_cuda_dispatch_recv(yard_ep_round *round, void *expert_x, float *expert_x_scale,
@@ -253,7 +254,7 @@ yard_status yard_ep_cuda_dispatch_recv(yard_ep_round *round, void *expert_x, flo
             l.n_threads = RECV_MIN_THREADS;
         l.n_blocks = a.dp * a.bound + 1;
         l.shared_bytes = (size_t)a.dp * a.bound * a.n_id_packets * 8;
-        rc = yard_ep_cuda_launch_dispatch_recv(&a, &l);
+        rc = cu->kernels->dispatch_recv(&a, &l);
     }
     if (launched(ep, "dispatch_recv", rc) != YARD_OK)
         return ep->status;
@@ -287,9 +288,9 @@ yard_status yard_ep_cuda_combine_send(yard_ep_round *round, const void *expert_y
     l.n_blocks = send_blocks(ep, &l, a.dp * a.bound,
                              l.half_flight ? EP_CUDA_HALF_BLOCKS : SEND_BLOCKS_PER_SM);
     l.overlap = send_overlaps(cu, l.stream);
-    st = launched(ep, "combine_send",
-                  yard_ep_cuda_launch_combine_send(&a, c->combine == YARD_EP_BF16,
-                                                   c->mode == YARD_EP_EXACT, &l));
+    st = launched(
+        ep, "combine_send",
+        cu->kernels->combine_send(&a, c->combine == YARD_EP_BF16, c->mode == YARD_EP_EXACT, &l));
     if (st != YARD_OK)
         return st;
     note_send(r, l.stream);
@@ -314,9 +315,9 @@ yard_status yard_ep_cuda_combine_recv(yard_ep_round *round, void *y, yard_stream
     cut_rows(&a, &l, a.n_result_vectors, combine_parts(&a), EP_CUDA_THREADS);
     /* One wave: a block that waits for a sibling's row never keeps out one that makes a row. */
     l.n_blocks = least(own_tokens(&a), blocks_of_rows(&l, cu->n_sms * 2 - l.n_parts)) + 1;
-    st = launched(ep, "combine_recv",
-                  yard_ep_cuda_launch_combine_recv(&a, c->combine == YARD_EP_BF16,
-                                                   c->mode == YARD_EP_EXACT, &l));
+    st = launched(
+        ep, "combine_recv",
+        cu->kernels->combine_recv(&a, c->combine == YARD_EP_BF16, c->mode == YARD_EP_EXACT, &l));
     if (st != YARD_OK)
         return st;
     round->state = ROUND_IDLE;

@@ -254,12 +254,13 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS, FLIGHT == 2 ? 3 : 2)
     if (a.lets_next_start)
         let_successor_start();
     const uint32_t epoch = load_word(&a.state->combine_epoch) + 1;
-    const uint32_t failed = load_word(a.error);
+    uint32_t failed = load_word(a.error);
 
     dawdle(a, 3);
+    failed |= !await_puts(a, EP_SIGNAL_RESULTS, (uint64_t)epoch * EP_CUDA_BATCH, EP_FAULT_COMBINE);
     if (blockIdx.x == gridDim.x - 1) {
         /* Having all packets is what lets memory be used again. */
-        if (threadIdx.x < a.n_ranks && blockIdx.y == 0) {
+        if (threadIdx.x < a.n_ranks && blockIdx.y == 0 && is_direct(a, threadIdx.x)) {
             uint4 v;
             await_packet(a, place(a, a.rank, count_at(a, 1, threadIdx.x)), epoch, &v,
                          EP_FAULT_COMBINE, threadIdx.x);

@@ -10,11 +10,6 @@ typedef struct arrival {
     bool exists;
 } arrival;
 
-DEVICE uint64_t weights_at(const ep_cuda_args &a, uint32_t slot, uint32_t lane)
-{
-    return a.at_weights + ((uint64_t)slot * a.n_weight_packets + lane) * VECTOR;
-}
-
 /* Peers' tokens before this rank's own. Loads only: nothing is waited for. */
 template <bool EXACT, typename ARGS>
 DEVICE arrival look_up(const ARGS &a, uint32_t q, uint32_t lane)
@@ -68,8 +63,10 @@ template <bool BF16, bool EXACT, uint32_t FLIGHT, typename ARGS>
 DEVICE void return_token(const ARGS &a, const arrival &n, float weight, uint32_t v, uint32_t end)
 {
     const uint32_t substitute = BF16 ? 0xfffefffeu : POISON - 1; /* NaNs again */
-    uint8_t *to =
-        place(a, owner_of(a, n.group, n.t), result_at(a, n.t, EXACT ? 0 : n.ordinal)) + v * VECTOR;
+    const uint32_t owner = owner_of(a, n.group, n.t);
+    uint8_t *to = is_direct(a, owner)
+                      ? place(a, owner, result_at(a, n.t, EXACT ? 0 : n.ordinal)) + v * VECTOR
+                      : place(a, a.rank, results_stage_at<EXACT>(a, n.group, n.t)) + v * VECTOR;
     float sum[8] = {};
 
 #pragma unroll 1
@@ -102,10 +99,12 @@ DEVICE void return_token(const ARGS &a, const arrival &n, float weight, uint32_t
 }
 
 /* To every rank, also where nothing is returned: this rank has read what dispatch brought. */
-DEVICE void send_packets(const ep_cuda_args &a, uint32_t epoch)
+template <bool EXACT> DEVICE void send_packets(const ep_cuda_args &a, uint32_t epoch)
 {
-    if (threadIdx.x < a.n_ranks)
+    if (threadIdx.x < a.n_ranks && is_direct(a, threadIdx.x))
         store_relaxed(place(a, threadIdx.x, count_at(a, 1, a.rank)), make_uint4(0, 0, 0, epoch));
+    if (PUTS && threadIdx.x < a.n_ranks && !is_direct(a, threadIdx.x))
+        signal_results<EXACT>(a, threadIdx.x);
     if (threadIdx.x == 0)
         a.state->dispatch_epoch = epoch;
 }
@@ -113,9 +112,11 @@ DEVICE void send_packets(const ep_cuda_args &a, uint32_t epoch)
 /* Block (q, y) begins with part y of arrival q. FLIGHT: half the rows at a time need half the
  * registers, and of such blocks more share a multiprocessor. */
 template <bool BF16, bool EXACT, uint32_t FLIGHT, typename ARGS>
-static __global__ void __launch_bounds__(FLIGHT == EP_CUDA_ROWS_IN_FLIGHT ? EP_CUDA_THREADS
-                                                                          : EP_CUDA_THREADS / 2,
-                                         FLIGHT == EP_CUDA_ROWS_IN_FLIGHT ? 2 : EP_CUDA_HALF_BLOCKS)
+static __global__ void
+__launch_bounds__(FLIGHT == EP_CUDA_ROWS_IN_FLIGHT ? EP_CUDA_THREADS : EP_CUDA_THREADS / 2,
+                  FLIGHT == EP_CUDA_ROWS_IN_FLIGHT
+                      ? 2
+                      : blocks_that_fit(EP_CUDA_THREADS / 2, EP_CUDA_HALF_BLOCKS))
     combine_send_kernel(const __grid_constant__ ARGS a)
 {
     const uint32_t lane = threadIdx.x % WARP, n_items = a.dp * a.bound;
@@ -134,7 +135,7 @@ static __global__ void __launch_bounds__(FLIGHT == EP_CUDA_ROWS_IN_FLIGHT ? EP_C
     if (failed)
         return;
     if (blockIdx.x == 0 && blockIdx.y == 0)
-        send_packets(a, epoch);
+        send_packets<EXACT>(a, epoch);
 #pragma unroll 1
     for (; q < n_items; q += gridDim.x) {
         const arrival n = next;
@@ -147,6 +148,9 @@ static __global__ void __launch_bounds__(FLIGHT == EP_CUDA_ROWS_IN_FLIGHT ? EP_C
         if (!EXACT)
             weight = weight_of(a, n, epoch, lane);
         return_token<BF16, EXACT, FLIGHT>(a, n, weight, v, end);
+        if (PUTS && !is_direct(a, owner_of(a, n.group, n.t)))
+            put_results<EXACT>(a, n.group, n.t, __ballot_sync(ALL_LANES, n.row >= 0), n.ordinal,
+                               begin, end);
     }
 }
 

@@ -84,6 +84,14 @@ typedef struct ep_cuda_state {
     uint32_t n_laid_out, rest[31];
 } ep_cuda_state;
 
+/* What has come by puts, counted a source. Every exchange adds the same number whatever its tokens,
+ * so a waiter needs to know nothing but the epoch. */
+typedef enum ep_cuda_signal { EP_SIGNAL_HEADER, EP_SIGNAL_ROWS, EP_SIGNAL_RESULTS } ep_cuda_signal;
+enum {
+    EP_CUDA_N_SIGNALS = 3,
+    EP_CUDA_BATCH = 1 << 28 /* a dispatch or combine adds to the latter */
+};
+
 enum { EP_CUDA_DONE = 4096 };
 
 /* How the values of x become the payload of a row. */
@@ -96,7 +104,7 @@ typedef struct ep_cuda_divisor {
 
 /* Everything a kernel knows. By value: the constant bank holds it. */
 typedef struct ep_cuda_args {
-    uint8_t *heap[EP_CUDA_MAX_RANKS]; /* of each rank, as this device reaches it */
+    uint8_t *heap[EP_CUDA_MAX_RANKS]; /* of each rank, as this device reaches it; NULL: put to */
 
     /* offsets in every heap */
     uint64_t at_count[2]; /* [n_ranks] packets of dispatch, of combine */
@@ -106,6 +114,11 @@ typedef struct ep_cuda_args {
     uint64_t at_flags;    /* [slots] u32 */
     uint64_t at_results;  /* [max_tokens][top_k] of result_pitch */
     uint64_t at_outputs;  /* [max_tokens] of output_pitch; tp > 1 */
+    /* with puts only; ids and weights then lie as header_pitch says */
+    uint64_t at_signals;       /* [ep_cuda_signal][n_ranks] u64, one writer each; all ones: 0 */
+    uint64_t at_stage_headers; /* [n_ranks] of header_pitch */
+    uint64_t at_stage_rows;    /* [own tokens] of row_pitch */
+    uint64_t at_stage_results; /* [slots][top_k, or 1 with partial sums] of result_pitch */
 
     /* this rank's own memory */
     ep_cuda_state *state;
@@ -126,6 +139,11 @@ typedef struct ep_cuda_args {
     uint32_t payload_bytes, n_vectors, n_cols; /* of a row of dispatch; n_cols: scales */
     uint32_t scale_at;                         /* in the row on the wire */
     uint32_t row_pitch, result_pitch, output_pitch;
+    /* with puts: what a source tells this rank lies together, a packet with three counts (tokens,
+     * rows, choices), then the id packets of its tokens; a row begins with its weight packets */
+    uint32_t header_pitch, row_bytes;
+    uint32_t stores;  /* bit mask of the ranks that are stored to */
+    uint32_t n_heads; /* blocks of dispatch_send, the last ones, that put headers */
     uint32_t result_bytes, n_result_vectors;   /* of a row of combine */
     uint32_t poison_substitute;                /* for a payload word that looks like poison */
     ep_cuda_divisor by_local, by_dp, by_bound; /* n_local, dp, bound */
@@ -161,7 +179,9 @@ typedef struct ep_cuda_launch {
     bool overlap;     /* may start before its predecessor has ended */
 } ep_cuda_launch;
 
-/* Each returns what the launch returned. flags: rows with a flag each instead of self-proving. */
+/* Each returns what the launch returned. flags: rows with a flag each instead of self-proving. The
+ * sources of the kernels are compiled twice, for peers that are all stored to and, with
+ * YARD_EP_NVSHMEM, for those of which some are put to. */
 cudaError_t yard_ep_cuda_launch_dispatch_send(const ep_cuda_args *a, ep_cuda_input input,
                                               bool flags, const ep_cuda_launch *l);
 cudaError_t yard_ep_cuda_launch_dispatch_recv(const ep_cuda_args *a, const ep_cuda_launch *l);
@@ -171,6 +191,27 @@ cudaError_t yard_ep_cuda_launch_combine_send(const ep_cuda_args *a, bool bf16, b
                                              const ep_cuda_launch *l);
 cudaError_t yard_ep_cuda_launch_combine_recv(const ep_cuda_args *a, bool bf16, bool exact,
                                              const ep_cuda_launch *l);
+
+typedef struct ep_cuda_kernels {
+    size_t args_bytes; /* sizeof(ep_cuda_args): libraries that do not fit together are refused */
+    cudaError_t (*dispatch_send)(const ep_cuda_args *a, ep_cuda_input input, bool flags,
+                                 const ep_cuda_launch *l);
+    cudaError_t (*dispatch_recv)(const ep_cuda_args *a, const ep_cuda_launch *l);
+    cudaError_t (*layout)(const ep_cuda_args *a, const ep_cuda_launch *l);
+    cudaError_t (*fan_out)(const ep_cuda_args *a, const ep_cuda_launch *l);
+    cudaError_t (*combine_send)(const ep_cuda_args *a, bool bf16, bool exact,
+                                const ep_cuda_launch *l);
+    cudaError_t (*combine_recv)(const ep_cuda_args *a, bool bf16, bool exact,
+                                const ep_cuda_launch *l);
+} ep_cuda_kernels;
+
+#define EP_CUDA_KERNELS                                                                            \
+    {                                                                                              \
+        sizeof(ep_cuda_args), yard_ep_cuda_launch_dispatch_send,                                   \
+            yard_ep_cuda_launch_dispatch_recv, yard_ep_cuda_launch_layout,                         \
+            yard_ep_cuda_launch_fan_out, yard_ep_cuda_launch_combine_send,                         \
+            yard_ep_cuda_launch_combine_recv                                                       \
+    }
 
 #ifdef __cplusplus
 }

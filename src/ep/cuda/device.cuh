@@ -3,6 +3,7 @@
 #define YARD_EP_CUDA_DEVICE_CUH
 
 #include "ep/cuda/cuda.h"
+#include "ep/cuda/transport.cuh"
 
 #define DEVICE static __device__ __forceinline__
 
@@ -112,6 +113,14 @@ DEVICE uint32_t load_acquire(const uint32_t *p)
     uint32_t v;
 
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+DEVICE uint64_t load_acquire_long(const uint64_t *p)
+{
+    uint64_t v;
+
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
 
@@ -280,6 +289,12 @@ DEVICE void dawdle(const ep_cuda_args &a, uint32_t kernel)
 
 /* ---- places ---------------------------------------------------------------------------- */
 
+/* Whether this rank stores to the heap of another, or puts. */
+DEVICE bool is_direct(const ep_cuda_args &a, uint32_t rank)
+{
+    return !PUTS || (a.stores >> rank & 1);
+}
+
 DEVICE uint8_t *place(const ep_cuda_args &a, uint32_t rank, uint64_t at)
 {
     return a.heap[rank] + at;
@@ -287,12 +302,32 @@ DEVICE uint8_t *place(const ep_cuda_args &a, uint32_t rank, uint64_t at)
 
 DEVICE uint64_t count_at(const ep_cuda_args &a, uint32_t phase, uint32_t source)
 {
+    if (PUTS && phase == 0)
+        return a.at_ids + (uint64_t)source * a.header_pitch;
     return a.at_count[phase] + source * VECTOR;
+}
+
+/* Of id packet i of an instance, n_id_packets a token. */
+template <typename ARGS> DEVICE uint64_t ids_at(const ARGS &a, uint32_t group, uint32_t i)
+{
+    const uint32_t t = i / a.n_id_packets;
+
+    if (PUTS)
+        return count_at(a, 0, group * a.tp + t % a.tp) +
+               (1 + (uint64_t)(t / a.tp) * a.n_id_packets + i % a.n_id_packets) * VECTOR;
+    return a.at_ids + ((uint64_t)group * a.max_tokens * a.n_id_packets + i) * VECTOR;
+}
+
+DEVICE uint64_t weights_at(const ep_cuda_args &a, uint32_t slot, uint32_t i)
+{
+    if (PUTS)
+        return a.at_rows + (uint64_t)slot * a.row_pitch + i * VECTOR;
+    return a.at_weights + ((uint64_t)slot * a.n_weight_packets + i) * VECTOR;
 }
 
 DEVICE uint64_t row_at(const ep_cuda_args &a, uint32_t slot)
 {
-    return a.at_rows + (uint64_t)slot * a.row_pitch;
+    return a.at_rows + (uint64_t)slot * a.row_pitch + (PUTS ? a.n_weight_packets * VECTOR : 0);
 }
 
 template <typename ARGS> DEVICE uint64_t result_at(const ARGS &a, uint32_t t, uint32_t slot)
@@ -320,6 +355,8 @@ DEVICE uint32_t byte_of(uint2 ids, uint32_t i)
 {
     return ((i < 4 ? ids.x : ids.y) >> 8 * (i % 4)) & 255;
 }
+
+#include "ep/cuda/puts.cuh"
 
 /* ---- the caller's rows, of any length ---------------------------------------------------- */
 

@@ -61,12 +61,12 @@ DEVICE uint4 await_ids(const ARGS &a, recv_shared *s, uint4 v, const uint8_t *p,
     return v;
 }
 
-template <typename ARGS> DEVICE const uint8_t *ids_at(const ARGS &a, uint32_t i)
+template <typename ARGS> DEVICE const uint8_t *packet_at(const ARGS &a, uint32_t i)
 {
     const uint32_t q = i / a.n_id_packets;
-    const uint64_t at = (uint64_t)origin_of(a, q).slot * a.n_id_packets + (i - q * a.n_id_packets);
+    const origin o = origin_of(a, q);
 
-    return place(a, a.rank, a.at_ids + at * VECTOR);
+    return place(a, a.rank, ids_at(a, o.group, o.t * a.n_id_packets + (i - q * a.n_id_packets)));
 }
 
 /* The first packets that a thread looks at, asked for before anything is known. The block's last
@@ -88,7 +88,7 @@ template <typename ARGS> DEVICE first_packets ask_for_packets(const ARGS &a)
     if (rank < a.n_ranks)
         p.count = load_packet(a, place(a, a.rank, count_at(a, 0, rank)));
     if (threadIdx.x < a.dp * a.bound * a.n_id_packets)
-        p.ids = load_packet(a, ids_at(a, threadIdx.x));
+        p.ids = load_packet(a, packet_at(a, threadIdx.x));
     return p;
 }
 
@@ -114,7 +114,7 @@ DEVICE void collect(const ARGS &a, recv_shared *s, uint2 *ids, first_packets p, 
     await_counts(a, s, p.count, epoch);
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < n_packets; i += blockDim.x) {
-        const uint8_t *const at = ids_at(a, i);
+        const uint8_t *const at = packet_at(a, i);
 
         if (i != threadIdx.x)
             p.ids = load_packet(a, at);
@@ -326,7 +326,7 @@ template <typename ARGS> DEVICE void receive(const ARGS &a, recv_shared *s, uint
     const uint32_t epoch = load_word(&a.state->dispatch_epoch) + 1, failed = load_word(a.error);
     const bool counting = counts || a.row_align != 1;
     const first_packets packets = ask_for_packets(a);
-    const piece early = ask_for_piece(a, o.slot);
+    piece early = ask_for_piece(a, o.slot);
 
     if (threadIdx.x < a.n_ranks)
         s->n_tokens[threadIdx.x] = UNKNOWN;
@@ -336,6 +336,8 @@ template <typename ARGS> DEVICE void receive(const ARGS &a, recv_shared *s, uint
         s->failed = failed;
     __syncthreads(); /* shared memory is set before threads write what they find */
     if (failed || (counts && blockIdx.y > 0))
+        return;
+    if (!await_puts(a, EP_SIGNAL_HEADER, epoch, EP_FAULT_DISPATCH))
         return;
     collect(a, s, ids, packets, q, counting, epoch);
     __syncthreads(); /* all ids before anybody counts them */
@@ -349,6 +351,10 @@ template <typename ARGS> DEVICE void receive(const ARGS &a, recv_shared *s, uint
         return;
     find_rows(a, s, ids, q);
     __syncthreads(); /* the rows of all choices before anybody copies */
+    if (PUTS && !is_direct(a, owner_of(a, o.group, o.t))) {
+        await_rows(a, owner_of(a, o.group, o.t), epoch);
+        early = ask_for_piece(a, o.slot); /* what was loaded before does not count */
+    }
     take_row(a, s, o, early);
 }
 

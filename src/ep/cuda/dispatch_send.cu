@@ -38,9 +38,8 @@ DEVICE void find_ranks(const ep_cuda_args &a, choice *c)
 
 /* ---- headers ----------------------------------------------------------------------------- */
 
-/* From the lanes that `goes` names to their ranks. */
-DEVICE void send_weights(const ep_cuda_args &a, const choice &c, uint32_t slot, uint32_t epoch,
-                         bool goes)
+/* From each lane that has a place for them. */
+DEVICE void send_weights(const ep_cuda_args &a, const choice &c, uint32_t epoch, uint8_t *to)
 {
 #pragma unroll 1
     for (uint32_t i = 0; i < a.n_weight_packets; i++) {
@@ -48,11 +47,9 @@ DEVICE void send_weights(const ep_cuda_args &a, const choice &c, uint32_t slot, 
         const float w1 = __shfl_sync(ALL_LANES, c.weight, 3 * i + 1);
         const float w2 = __shfl_sync(ALL_LANES, c.weight, 3 * i + 2);
 
-        if (goes)
-            store_relaxed(
-                place(a, (uint32_t)c.rank,
-                      a.at_weights + ((uint64_t)slot * a.n_weight_packets + i) * VECTOR),
-                make_uint4(__float_as_uint(w0), __float_as_uint(w1), __float_as_uint(w2), epoch));
+        if (to)
+            store_relaxed(to + i * VECTOR, make_uint4(__float_as_uint(w0), __float_as_uint(w1),
+                                                      __float_as_uint(w2), epoch));
     }
 }
 
@@ -64,12 +61,13 @@ DEVICE void send_header(const ARGS &a, const choice &c, uint32_t t, uint32_t epo
 {
     const uint32_t slot = a.group * a.max_tokens + t;
     const uint32_t same = __match_any_sync(ALL_LANES, c.rank);
-    const bool goes = c.rank >= 0 && (int)lane == __ffs((int)same) - 1;
-    const bool none = lane < a.n_ranks && !(c.ranks >> lane & 1);
+    const bool goes =
+        c.rank >= 0 && (int)lane == __ffs((int)same) - 1 && is_direct(a, (uint32_t)c.rank);
+    const bool none = lane < a.n_ranks && !(c.ranks >> lane & 1) && is_direct(a, lane);
     const uint32_t local = (uint32_t)(c.expert - c.rank * (int32_t)a.n_local);
     const uint32_t byte = c.rank >= 0 ? (local ^ EP_CUDA_NO_EXPERT) << 8 * (lane % 4) : 0;
     const uint32_t ordinal = __popc(c.ranks & ((1u << (c.rank & 31)) - 1)); /* of the rank */
-    const uint64_t at = a.at_ids + (uint64_t)slot * a.n_id_packets * VECTOR;
+    const uint64_t at = ids_at(a, a.group, t * a.n_id_packets);
 
     for (uint32_t i = 0; i < a.n_id_packets; i++) {
         const uint32_t x = __reduce_or_sync(same, lane / 4 == 2 * i ? byte : 0);
@@ -82,7 +80,7 @@ DEVICE void send_header(const ARGS &a, const choice &c, uint32_t t, uint32_t epo
             store_relaxed(place(a, lane, at + i * VECTOR), make_uint4(~0u, ~0u, 0, epoch));
     }
     __syncwarp();
-    send_weights(a, c, slot, epoch, goes);
+    send_weights(a, c, epoch, goes ? place(a, (uint32_t)c.rank, weights_at(a, slot, 0)) : NULL);
     if (lane < a.top_k) {
         a.kept_expert[t * a.top_k + lane] = c.expert;
         a.kept_weight[t * a.top_k + lane] = c.weight;
@@ -217,11 +215,9 @@ DEVICE piece make_piece(const ep_cuda_args &a, const source &s, uint32_t t, uint
     return p;
 }
 
-DEVICE void store_piece(const ep_cuda_args &a, const piece &p, uint32_t rank, uint32_t slot,
-                        uint32_t v, uint32_t lane)
+DEVICE void store_piece(const ep_cuda_args &a, const piece &p, uint8_t *row, uint32_t v,
+                        uint32_t lane)
 {
-    uint8_t *row = place(a, rank, row_at(a, slot));
-
     if (v < a.n_vectors)
         store_relaxed(row + v * VECTOR, p.payload);
     if (lane == 0 && a.n_cols > 0)
@@ -233,11 +229,27 @@ DEVICE void store_piece(const ep_cuda_args &a, const piece &p, uint32_t rank, ui
 DEVICE void store_everywhere(const ep_cuda_args &a, const choice &c, const piece &p, uint32_t slot,
                              uint32_t v, uint32_t lane)
 {
-    const uint32_t behind = a.rank + 1;
+    const uint32_t behind = a.rank + 1, ranks = PUTS ? c.ranks & a.stores : c.ranks;
 
+    if (PUTS && ranks != c.ranks)
+        store_piece(a, p, place(a, a.rank, stage_at(a, slot)) + a.n_weight_packets * VECTOR, v,
+                    lane);
 #pragma unroll 1
-    for (uint32_t m = __funnelshift_r(c.ranks, c.ranks, behind); m; m &= m - 1)
-        store_piece(a, p, ((uint32_t)__ffs((int)m) - 1 + behind) % WARP, slot, v, lane);
+    for (uint32_t m = __funnelshift_r(ranks, ranks, behind); m; m &= m - 1)
+        store_piece(a, p, place(a, ((uint32_t)__ffs((int)m) - 1 + behind) % WARP, row_at(a, slot)),
+                    v, lane);
+}
+
+/* By a whole block, which has made the row: once for each rank that is not stored to. */
+DEVICE void put_row(const ep_cuda_args &a, const choice &c, uint32_t slot, uint32_t epoch)
+{
+    const uint32_t to = c.ranks & ~a.stores;
+
+    if (to == 0)
+        return;
+    if (threadIdx.x < WARP)
+        send_weights(a, c, epoch, threadIdx.x == 0 ? place(a, a.rank, stage_at(a, slot)) : NULL);
+    put_row_to(a, to, slot);
 }
 
 /* ---- the kernel ---------------------------------------------------------------------------- */
@@ -245,7 +257,7 @@ DEVICE void store_everywhere(const ep_cuda_args &a, const choice &c, const piece
 /* The token count of this rank goes to every rank: also from a rank without tokens. */
 DEVICE void send_counts(const ep_cuda_args &a, uint32_t n_tokens, uint32_t epoch)
 {
-    if (threadIdx.x < a.n_ranks)
+    if (threadIdx.x < a.n_ranks && is_direct(a, threadIdx.x))
         store_relaxed(place(a, threadIdx.x, count_at(a, 0, a.rank)),
                       make_uint4(n_tokens, 0, 0, epoch));
     if (threadIdx.x == 0) {
@@ -285,7 +297,7 @@ DEVICE void send_flags(const ep_cuda_args &a, const choice &c, uint32_t slot, ui
     const uint32_t lane = threadIdx.x % WARP;
 
     __syncthreads();
-    if (last && (c.ranks >> lane & 1))
+    if (last && (c.ranks >> lane & 1) && is_direct(a, lane))
         store_release((uint32_t *)place(a, lane, a.at_flags + slot * 4ull), epoch);
 }
 
@@ -294,7 +306,8 @@ DEVICE void send_flags(const ep_cuda_args &a, const choice &c, uint32_t slot, ui
  * token are under way before its existence is known. */
 template <ep_cuda_input INPUT, bool FLAGS, typename ARGS>
 static __global__ void __launch_bounds__(EP_CUDA_THREADS + WARP,
-                                         FLAGS &&INPUT != EP_INPUT_F32 ? 3 : 2)
+                                         blocks_that_fit(EP_CUDA_THREADS + WARP,
+                                                         FLAGS &&INPUT != EP_INPUT_F32 ? 3 : 2))
     dispatch_send_kernel(const __grid_constant__ ARGS a)
 {
     const uint32_t lane = threadIdx.x % WARP, first = threadIdx.x - lane;
@@ -302,7 +315,7 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS + WARP,
     const uint32_t begin = blockIdx.y * a.part_vectors + first;
     const uint32_t end = min((blockIdx.y + 1) * a.part_vectors, a.n_vectors);
     const bool last = first == row_threads;
-    const uint32_t step = gridDim.x * a.tp;
+    const uint32_t n_row_blocks = gridDim.x - (PUTS ? a.n_heads : 0), step = n_row_blocks * a.tp;
     uint32_t t = a.replica + blockIdx.x * a.tp, n_tokens = 0, epoch = 0;
 
     wait_predecessor();
@@ -331,6 +344,10 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS + WARP,
                 send_counts(a, n_tokens, epoch);
             if (FLAGS)
                 send_headers_first(a, n_tokens, epoch);
+            if (PUTS && blockIdx.x >= n_row_blocks) {
+                put_headers(a, n_tokens, epoch, blockIdx.x - n_row_blocks);
+                break;
+            }
         }
         if (t >= n_tokens)
             break;
@@ -344,13 +361,15 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS + WARP,
             send_header(a, c, t, epoch, lane);
 #pragma unroll 1
         for (uint32_t base = begin; !last && base < end; base += row_threads) {
-            if (FLAGS && base != begin) {
+            if ((FLAGS || PUTS) && base != begin) {
                 s = source{};
                 if (base + lane < end)
                     s = load_source<INPUT>(a, t, base + lane);
             }
             store_everywhere(a, c, make_piece<INPUT>(a, s, t, base, lane), slot, base + lane, lane);
         }
+        if (PUTS)
+            put_row(a, c, slot, epoch);
         if (FLAGS)
             send_flags(a, c, slot, epoch, last);
     }

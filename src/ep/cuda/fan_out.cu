@@ -20,9 +20,7 @@ typedef struct layout_shared {
 /* Packet i of an instance, n_id_packets a token. */
 template <typename ARGS> DEVICE const uint8_t *packet_at(const ARGS &a, uint32_t group, uint32_t i)
 {
-    const uint64_t at = (uint64_t)group * a.max_tokens * a.n_id_packets + i;
-
-    return place(a, a.rank, a.at_ids + at * VECTOR);
+    return place(a, a.rank, ids_at(a, group, i));
 }
 
 DEVICE void await_counts(const ep_cuda_args &a, layout_shared *s, uint32_t epoch)
@@ -234,6 +232,8 @@ static __global__ void __maxnreg__(EP_CUDA_LAYOUT_REGISTERS)
     if (threadIdx.x == 0)
         s.failed = s.n_smaller = 0;
     __syncthreads(); /* cleared before anybody adds */
+    if (!await_puts(a, EP_SIGNAL_HEADER, epoch, EP_FAULT_DISPATCH))
+        return;
     await_counts(a, &s, epoch);
     __syncthreads(); /* the token counts */
     if (!places)
@@ -286,6 +286,9 @@ DEVICE bool await_flag(const ep_cuda_args &a, uint32_t slot, uint32_t epoch)
     const uint32_t source = owner_of(a, slot / a.max_tokens, slot % a.max_tokens);
     waiting w = BEGIN_WAITING;
 
+    if (!is_direct(a, source)) /* all of its rows */
+        return await_signal(a, EP_SIGNAL_ROWS, source, (uint64_t)epoch * EP_CUDA_BATCH,
+                            EP_FAULT_DISPATCH);
     while (load_acquire(flag) != epoch)
         if (!may_wait(a, &w, EP_FAULT_DISPATCH, source))
             return false;

@@ -30,8 +30,8 @@ static ep_cuda_divisor divide_by(uint32_t d)
     return (ep_cuda_divisor){ d > 1 ? UINT32_MAX / d + 1 : 0 };
 }
 
-/* Sizes and what else follows from the config. */
-static void describe_rows(const yard_ep *ep, ep_cuda_args *a)
+/* Sizes and what else follows from the config. puts: some peers are put to. */
+static void describe_rows(const yard_ep *ep, bool puts, ep_cuda_args *a)
 {
     const yard_ep_config *c = &ep->config;
     const uint32_t values = c->combine == YARD_EP_BF16 ? 8 : 4; /* of a vector */
@@ -54,8 +54,13 @@ static void describe_rows(const yard_ep *ep, ep_cuda_args *a)
     a->n_vectors = yard_ceil_div(a->payload_bytes, VECTOR_BYTES);
     a->n_cols = c->dispatch == YARD_EP_FP8 ? ep->n_groups_cols : 0;
     a->scale_at = a->n_vectors * VECTOR_BYTES;
-    a->row_pitch =
-        (uint32_t)yard_ep_align(a->scale_at + yard_ceil_div(a->n_cols, 4) * VECTOR_BYTES);
+    a->row_bytes = a->scale_at + yard_ceil_div(a->n_cols, 4) * VECTOR_BYTES;
+    if (puts) {
+        a->row_bytes += a->n_weight_packets * VECTOR_BYTES;
+        a->header_pitch = (uint32_t)yard_ep_align(
+            (1 + yard_ceil_div(c->max_tokens, c->tp) * a->n_id_packets) * VECTOR_BYTES);
+    }
+    a->row_pitch = (uint32_t)yard_ep_align(a->row_bytes);
     a->result_bytes = c->hidden * (c->combine == YARD_EP_BF16 ? 2 : 4);
     a->n_result_vectors = yard_ceil_div(a->result_bytes, VECTOR_BYTES);
     a->result_pitch = (uint32_t)yard_ep_align(a->n_result_vectors * VECTOR_BYTES);
@@ -82,29 +87,48 @@ static yard_sym take(yard_sym *at, uint64_t n_bytes)
     return place;
 }
 
-static void lay_out_heap(ep_cuda_args *a, yard_sym *at)
+/* What puts need beside the landing places: signals, and the memory that they take from. Headers
+ * and rows land in one piece. */
+static void lay_out_puts(const yard_ep *ep, ep_cuda_args *a, yard_sym *at)
+{
+    const uint64_t slots = (uint64_t)a->dp * a->max_tokens;
+    const uint64_t headers = (uint64_t)a->n_ranks * a->header_pitch;
+    const uint64_t own = yard_ceil_div(a->max_tokens, a->tp);
+    const uint32_t results = ep->config.mode == YARD_EP_EXACT ? a->top_k : 1; /* of a token */
+
+    a->at_signals = take(at, (uint64_t)EP_CUDA_N_SIGNALS * a->n_ranks * sizeof(uint64_t));
+    a->at_ids = take(at, headers);
+    a->at_stage_headers = take(at, headers);
+    a->at_stage_rows = take(at, own * a->row_pitch);
+    a->at_stage_results = take(at, slots * results * a->result_pitch);
+}
+
+static void lay_out_heap(const yard_ep *ep, bool puts, ep_cuda_args *a, yard_sym *at)
 {
     const uint64_t slots = (uint64_t)a->dp * a->max_tokens;
 
     a->at_count[0] = take(at, (uint64_t)a->n_ranks * VECTOR_BYTES);
     a->at_count[1] = take(at, (uint64_t)a->n_ranks * VECTOR_BYTES);
-    a->at_ids = take(at, slots * a->n_id_packets * VECTOR_BYTES);
-    a->at_weights = take(at, slots * a->n_weight_packets * VECTOR_BYTES);
+    if (puts)
+        lay_out_puts(ep, a, at);
+    else
+        a->at_ids = take(at, slots * a->n_id_packets * VECTOR_BYTES);
+    a->at_weights = take(at, puts ? 0 : slots * a->n_weight_packets * VECTOR_BYTES);
     a->at_flags = take(at, slots * sizeof(uint32_t));
     a->at_rows = take(at, slots * a->row_pitch);
     a->at_results = take(at, (uint64_t)a->max_tokens * a->top_k * a->result_pitch);
     a->at_outputs = take(at, a->tp > 1 ? (uint64_t)a->max_tokens * a->output_pitch : 0);
 }
 
+/* Stores need no staging: for them copies is true. */
 static size_t heap_bytes(const yard_ep *ep, bool copies)
 {
     ep_cuda_args a = { 0 };
     yard_sym at = 0;
 
-    (void)copies;
-    describe_rows(ep, &a);
+    describe_rows(ep, !copies, &a);
     for (uint32_t i = 0; i < ep->config.n_rounds; i++)
-        lay_out_heap(&a, &at);
+        lay_out_heap(ep, !copies, &a, &at);
     return at;
 }
 
@@ -161,20 +185,46 @@ static yard_status allocate(yard_ep *ep, ep_cuda *cu, yard_error *err)
     return YARD_OK;
 }
 
+/* ---- peers -------------------------------------------------------------------------------- */
+
+/* Ranks of an instance are on one node: their finished rows are always stored. */
+static bool is_sibling(const yard_ep *ep, uint32_t rank)
+{
+    return rank / ep->config.tp == ep->group;
+}
+
+static yard_status find_peers(const yard_ep *ep, ep_cuda *cu, ep_cuda_args *a, yard_error *err)
+{
+    cu->n_put = 0;
+    for (uint32_t r = 0; r < ep->n_ranks; r++) {
+        const bool stores = is_sibling(ep, r) || !yard_fabric_only_puts(ep->fabric);
+
+        a->heap[r] = stores ? yard_fabric_device_heap(ep->fabric, r) : NULL;
+        if (!a->heap[r] && is_sibling(ep, r))
+            return yard_fail(err, YARD_ENOTSUP,
+                             "ep on cuda: rank %u of the same instance: no stores reach its memory",
+                             r);
+        a->stores |= a->heap[r] ? UINT32_C(1) << r : 0;
+        cu->n_put += !a->heap[r];
+    }
+    return YARD_OK;
+}
+
 static yard_status prepare_rounds(yard_ep *ep, ep_cuda *cu, yard_error *err)
 {
     yard_sym at = 0;
-    yard_status st;
+    yard_status st = YARD_OK;
 
-    for (uint32_t i = 0; i < ep->config.n_rounds; i++) {
+    for (uint32_t i = 0; i < ep->config.n_rounds && st == YARD_OK; i++) {
         ep_cuda_args *a = &cu->rounds[i].args;
 
-        describe_rows(ep, a);
-        lay_out_heap(a, &at);
-        for (uint32_t r = 0; r < ep->n_ranks; r++)
-            a->heap[r] = yard_fabric_device_heap(ep->fabric, r);
+        describe_rows(ep, cu->puts, a);
+        lay_out_heap(ep, cu->puts, a, &at);
+        st = find_peers(ep, cu, a, err);
         ep->rounds[i].ep = ep;
     }
+    if (st != YARD_OK)
+        return st;
     st = allocate(ep, cu, err);
     for (uint32_t i = 0; st == YARD_OK && i < ep->config.n_rounds; i++)
         cu->rounds[i].args.host_error = cu->error;
@@ -199,6 +249,19 @@ static yard_status open_device(ep_cuda *cu, yard_error *err)
     return YARD_OK;
 }
 
+static const ep_cuda_kernels storing_kernels = EP_CUDA_KERNELS;
+
+static yard_status choose_kernels(const yard_ep *ep, ep_cuda *cu, yard_error *err)
+{
+    const yard_nvshmem *puts = yard_fabric_device_puts(ep->fabric);
+
+    cu->puts = puts != NULL;
+    cu->kernels = puts ? puts->kernels : &storing_kernels;
+    if (cu->kernels->args_bytes != sizeof(ep_cuda_args))
+        return yard_fail(err, YARD_ENOTSUP, "ep on cuda: libyard-ep-nvshmem is of another build");
+    return YARD_OK;
+}
+
 static yard_status open_cuda(yard_ep *ep, yard_error *err)
 {
     const yard_ep_config *c = &ep->config;
@@ -206,7 +269,8 @@ static yard_status open_cuda(yard_ep *ep, yard_error *err)
     yard_status st;
 
     if (!yard_fabric_device_heap(ep->fabric, ep->rank))
-        return yard_fail(err, YARD_EINVAL, "ep on cuda: want a fabric over nvlink, got %s",
+        return yard_fail(err, YARD_EINVAL,
+                         "ep on cuda: want a fabric over nvlink or nvshmem, got %s",
                          yard_fabric_transport(ep->fabric, NULL));
     ep->rounds = ep->block = calloc(c->n_rounds, sizeof(*ep->rounds));
     if (cu)
@@ -214,6 +278,8 @@ static yard_status open_cuda(yard_ep *ep, yard_error *err)
     if (!cu || !cu->rounds || !ep->rounds)
         return yard_fail(err, YARD_ENOMEM, "ep: %u rounds", c->n_rounds);
     st = open_device(cu, err);
+    if (st == YARD_OK)
+        st = choose_kernels(ep, cu, err);
     if (st == YARD_OK)
         st = prepare_rounds(ep, cu, err);
     if (st != YARD_OK)
@@ -286,7 +352,7 @@ static void look(yard_ep *ep)
 
 const ep_backend yard_ep_cuda = {
     .name = "cuda",
-    .transport = "nvlink",
+    .transport = "device",
     .check = check,
     .heap_bytes = heap_bytes,
     .open = open_cuda,

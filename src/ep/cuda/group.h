@@ -17,11 +17,14 @@ typedef struct ep_cuda_round {
 typedef struct ep_cuda {
     int device;
     uint32_t n_sms;
-    bool plain_sends;      /* tests: sends start when their predecessor has ended */
-    bool flags;            /* rows with flags instead of self-proving ones */
-    ep_cuda_round *rounds; /* [n_rounds] */
-    void *memory;          /* device memory of all rounds */
-    ep_cuda_error *error;  /* host memory that kernels write */
+    bool plain_sends;               /* tests: sends start when their predecessor has ended */
+    bool puts;                      /* some peers are put to */
+    uint32_t n_put;                 /* how many */
+    bool flags;                     /* rows with flags instead of self-proving ones */
+    ep_cuda_round *rounds;          /* [n_rounds] */
+    void *memory;                   /* device memory of all rounds */
+    ep_cuda_error *error;           /* host memory that kernels write */
+    const ep_cuda_kernels *kernels; /* compiled for the transport */
     int (*address_range)(unsigned long long *base, size_t *n_bytes, unsigned long long p);
 } ep_cuda;
 

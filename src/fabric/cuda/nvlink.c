@@ -259,6 +259,7 @@ static void *nvlink_device_heap(const yard_fabric *f, uint32_t rank)
 
 const yard_fabric_ops yard_fabric_nvlink = {
     .name = "nvlink",
+    .copies = true, /* kernels store what they make: nothing is staged */
     .open = nvlink_open,
     .close = nvlink_close,
     .put_signal = nvlink_put_signal,

@@ -78,9 +78,18 @@ static void run_batch(const yard_fabric_config *base, void *ctx)
 
 static void run_batches(ep_gpu_report report, const named_batch *batches, size_t n)
 {
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
+        char device[32];
+
+        snprintf(device, sizeof(device), "/dev/nvidia%u", batches[i].n_ranks - 1);
+        if (ranks_transport && strstr(ranks_transport, "nvshmem") && access(device, F_OK) != 0 &&
+            batches[i].n_ranks > 2) {
+            printf("not run: conformance: %s: NVSHMEM wants a GPU for each\n", batches[i].name);
+            continue;
+        }
         report(ranks_run(batches[i].n_ranks, run_batch, (void *)&batches[i].b),
                "conformance: %s, %llu cases", batches[i].name, batches[i].b.n_seeds);
+    }
 }
 
 void ep_gpu_conformance(ep_gpu_report report, uint64_t first_seed, double part)

@@ -1,5 +1,5 @@
-/* Dispatch and combine on GPUs: ep_gpu_test [--seed N] [--scale PERCENT] [SUITE...]. The last line
- * is "N passed, N failed"; 77 without a GPU.
+/* Dispatch and combine on GPUs: ep_gpu_test [--seed N] [--scale PERCENT] [--transport NAME]
+ * [SUITE...]. The last line is "N passed, N failed"; 77 without a GPU.
  *
  *   conformance  random cases against the plain definition, bit for bit, buffers in line and askew
  *   stress       graphs of whole exchanges whose inputs and checks are made on the device, with and
@@ -19,6 +19,7 @@
 static uint32_t n_passed, n_failed;
 static uint64_t seed = 1;
 static double scale = 1.0; /* of the numbers of repeats */
+const char *ranks_transport;
 
 static uint64_t started_us;
 
@@ -476,6 +477,8 @@ int main(int argc, char **argv)
             seed = strtoull(argv[++i], NULL, 0);
         else if (!strcmp(argv[i], "--scale"))
             scale = atof(argv[++i]) / 100;
+        else if (!strcmp(argv[i], "--transport"))
+            ranks_transport = argv[++i];
     }
     for (size_t i = 0; i < sizeof(suites) / sizeof(suites[0]); i++)
         for (int j = 1; j < argc; j++)

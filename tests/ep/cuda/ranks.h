@@ -49,6 +49,7 @@ enum { RANKS_MAX = 8, RANKS_ALARM_S = 60, RANKS_NO_GPU = 77 };
     } while (0)
 
 static uint32_t ranks_self;
+extern const char *ranks_transport; /* of the groups; NULL: what the library chooses */
 
 typedef struct ranks {
     uint32_t n;
@@ -86,6 +87,7 @@ static inline void ranks_start(ranks *g, uint32_t n, ranks_fn fn, void *ctx)
             c.rank = r;
             c.n_ranks = n;
             c.rendezvous = g->meet;
+            c.transport = ranks_transport;
             fn(&c, ctx);
             fflush(NULL);
             _exit(0);
