@@ -25,12 +25,15 @@ enum {
 };
 enum { MAX_TOKENS = 1 << 16, MAX_HIDDEN = 1 << 20, MAX_EXPERTS = 1 << 16, MAX_REPEATS = 100000 };
 
-enum { MEMCPY, SHM, TCP, LIBFABRIC, NODES, MPI, SOCKET, N_TRANSPORTS };
-static const char *const transport_names[] = { "memcpy",  "shm", "tcp",   "libfabric",
-                                               "shm+tcp", "mpi", "socket" };
+enum { MEMCPY, SHM, TCP, LIBFABRIC, NODES, MPI, SOCKET, NVLINK, NVSHMEM, N_TRANSPORTS };
+enum { N_CPU_TRANSPORTS = NVLINK };
+static const char *const transport_names[] = { "memcpy", "shm",    "tcp",    "libfabric", "shm+tcp",
+                                               "mpi",    "socket", "nvlink", "nvshmem" };
+static const char *const padded_names[] = { "nccl", "nvshmem" };
 static const char *const mode_names[] = { "exact", "partial" };
 static const char *const layout_names[] = { "expert", "flat" };
-static const char *const launch_names[] = { "graph", "single", "cold" };
+static const char *const launch_names[] = { "graph", "single", "cold", "split", "24sms" };
+static const char *const limit_names[] = { "flag", "store", "copy" };
 static const char *const phase_names[] = { "dispatch", "combine", "pair" };
 
 /* Members of a set of names, in the order of the names. */
@@ -40,12 +43,13 @@ typedef struct choice {
 
 typedef struct ep_bench {
     yard_bench_ep_settings settings;
-    choice transports, modes, layouts, launches;
-    bool json, cuda, nccl, transports_given, tokens_given, launches_given;
+    choice transports, modes, layouts, launches, padded;
+    bool json, cuda, transports_given, tokens_given, launches_given, padded_given;
 
     bool namespaces;
     /* what memcpy took, if it was measured */
     double floor_us[2][2][YARD_BENCH_MAX_LIST][YARD_BENCH_EP_N_PHASES]; /* [partial][flat] */
+    yard_bench_ep_result limits; /* of the GPUs; no flag: not measured */
     uint32_t n_rows, n_wrong;
 } ep_bench;
 
@@ -105,6 +109,19 @@ static void check_shape(const struct argp_state *state, const yard_bench_ep_sett
                    YARD_BENCH_EP_GROUPS, YARD_BENCH_EP_GROUPS_KEPT);
 }
 
+/* What only one of the devices has. */
+static void check_device(const struct argp_state *state, ep_bench *b)
+{
+    if (!b->cuda && (b->launches_given || b->padded_given))
+        argp_error(state, "%s: wants --device cuda", b->padded_given ? "--peer" : "--launch");
+    for (int i = 0; b->transports_given && i < N_TRANSPORTS; i++)
+        if (b->transports.has[i] && (i >= N_CPU_TRANSPORTS) != b->cuda)
+            argp_error(state, "--transports: %s is one of --device %s", transport_names[i],
+                       b->cuda ? "cpu" : "cuda");
+    for (int i = 0; !b->transports_given && i < N_TRANSPORTS; i++)
+        b->transports.has[i] = b->cuda ? i == NVLINK : i < N_CPU_TRANSPORTS;
+}
+
 static const yard_bench_list gpu_tokens = { 11, { 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096 } };
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -124,9 +141,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         st = parse_u32("--ranks", arg, YARD_BENCH_EP_MAX_RANKS, &s->n_ranks, &err);
         break;
     case KEY_PEER:
-        b->nccl = true;
-        if (strcmp(arg, "nccl") != 0)
-            argp_error(state, "--peer: want nccl, got '%s'", arg);
+        b->padded_given = true;
+        st = parse_names("--peer", arg, padded_names, 2, &b->padded, &err);
         break;
     case KEY_ROUTING:
         s->grouped = !strcmp(arg, "grouped");
@@ -169,10 +185,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case ARGP_KEY_END:
         check_shape(state, s);
-        if (b->cuda && b->transports_given)
-            argp_error(state, "--transports: are those of --device cpu; cuda has nvlink");
-        if (!b->cuda && (b->launches_given || b->nccl))
-            argp_error(state, "%s: wants --device cuda", b->nccl ? "--peer" : "--launch");
+        check_device(state, b);
         if (b->cuda && !b->tokens_given)
             s->tokens = gpu_tokens;
         break;
@@ -189,7 +202,7 @@ static const struct argp_option option_list[] = {
     { "ranks", KEY_RANKS, "N", 0, "Processes that exchange rows (default 2)", 0 },
     { "transports", KEY_TRANSPORTS, "LIST", 0,
       "shm, tcp, libfabric, shm+tcp, and what they are compared with: mpi, memcpy, socket "
-      "(default: all)",
+      "(default: all); cuda: nvlink (default), nvshmem",
       0 },
     { "tokens", KEY_TOKENS, "LIST", 0,
       "Tokens of each rank (default 1,8,32,64,128; cuda 1,2,4 .. 256,1024,4096)", 0 },
@@ -200,8 +213,10 @@ static const struct argp_option option_list[] = {
     { "layouts", KEY_LAYOUTS, "LIST", 0, "expert, flat (default: both)", 0 },
     { "routing", KEY_ROUTING, "KIND", 0,
       "uniform (default), or grouped: a token's experts from 4 of 8 groups, as DeepSeek-V3's", 0 },
-    { "launch", KEY_LAUNCHES, "LIST", 0, "cuda: graph, single, cold (default: all)", 0 },
-    { "peer", KEY_PEER, "NAME", 0, "cuda: nccl: also its padded all-to-alls, up to 256 tokens", 0 },
+    { "launch", KEY_LAUNCHES, "LIST", 0, "cuda: graph, single, cold, split, 24sms (default: all)",
+      0 },
+    { "peer", KEY_PEER, "LIST", 0,
+      "cuda: nccl, nvshmem: also their padded all-to-alls, up to 256 tokens", 0 },
     { "repeat", KEY_REPEAT, "N", 0,
       "Timed repeats of a case (default 200); a case ends after 3 s if it has 5", 0 },
     { "json", 'j', NULL, 0, "One JSON object a row", 0 },
@@ -232,16 +247,25 @@ static const struct argp ep_argp = {
         "shm+tcp: halves of the ranks as two nodes over loopback, shared memory inside; a row to "
         "the other node as a \"rank-copy\" for each rank that wants it, or one \"node-copy\". An "
         "even number of ranks, 4 at least.\n"
-        "nvlink (--device cuda): rows bf16, FP8 on the wire, results bf16; ranks take the GPUs in "
-        "turn. Launch \"graph\": mean pair of replays; \"single\": one pair call by call; "
-        "\"cold\": other data pass through the cache before each call, their time taken out.\n"
-        "nccl (--peer nccl): two all-to-alls with room for every token and expert, in a graph.\n"
+        "nvlink, nvshmem (--device cuda): rows bf16, FP8 on the wire, results bf16; ranks take the "
+        "GPUs in turn. nvlink stores to peers; nvshmem puts, also to those that stores would "
+        "reach. Launch \"graph\": mean pair of replays; \"single\": one pair call by call; "
+        "\"cold\": other data pass through the cache before each call; \"split\": 200 us of work "
+        "on "
+        "the whole GPU between each send and its receive (of both the time is taken out); "
+        "\"24sms\": sends fill 24 multiprocessors.\n"
+        "limits (with --device cuda): a flag until the peer has seen it, stores to the peer while "
+        "it stores here, a copy in own memory. The floor of a row is a flag for each phase, and "
+        "the larger of its bytes on the wire and in memory at these rates.\n"
+        "nccl, nvshmem \"padded\" (--peer): two all-to-alls with room for every token and expert, "
+        "in a graph: NCCL's, and NVSHMEM's own collective.\n"
         "What cannot be opened here is named on stderr and left out.\n\n" YARD_BENCH_EP_FORMULA "\n"
         "Examples:\n"
         "  switchyard bench ep --device cpu\n"
         "  switchyard bench ep --transports shm,memcpy --tokens 1,128 --modes partial\n"
         "  switchyard bench ep --transports shm+tcp --ranks 8\n"
         "  switchyard bench ep --device cuda --launch graph --modes partial --json\n"
+        "  switchyard bench ep --device cuda --transports nvlink,nvshmem --peer nccl,nvshmem\n"
         "  switchyard bench ep --json >bench/results/ep-cpu.jsonl\n",
 };
 
@@ -269,19 +293,46 @@ static json_t *shape_of(const ep_bench *b, const yard_bench_ep_group *g, const c
     return shape;
 }
 
+/* See --help. Bytes of the layout are written once, and read once before. */
+static double gpu_floor_us(const ep_bench *b, const yard_bench_ep_result *r, int phase)
+{
+    const yard_bench_ep_times *limit = b->limits.phase;
+    double us = 0;
+
+    if (limit[0].p50_us <= 0)
+        return -1;
+    for (int i = 0; i < YARD_BENCH_EP_PAIR; i++) {
+        const double wire_us = r->phase[i].wire_bytes * limit[1].p50_us / limit[1].bytes;
+        const double memory_us = 2 * r->phase[i].bytes * limit[2].p50_us / limit[2].bytes;
+
+        if (phase == YARD_BENCH_EP_PAIR || phase == i)
+            us += limit[0].p50_us + (wire_us > memory_us ? wire_us : memory_us);
+    }
+    return us;
+}
+
+static double floor_of(const ep_bench *b, const yard_bench_ep_group *g,
+                       const yard_bench_ep_result *r, int phase, uint32_t tokens_idx)
+{
+    if (!g->peer)
+        return b->floor_us[g->partial][g->flat][tokens_idx][phase];
+    if (g->peer == &yard_bench_ep_memcpy || g->peer->bytes)
+        return -1;
+    return g->peer->launch ? gpu_floor_us(b, r, phase)
+                           : b->floor_us[g->partial][g->flat][tokens_idx][phase];
+}
+
 static yard_status print_row(ep_bench *b, const yard_bench_ep_group *g, const char *transport,
                              const char *variant, int phase, uint32_t tokens_idx,
                              const yard_bench_ep_result *result, yard_error *err)
 {
     const yard_bench_ep_times *t = &result->phase[phase];
-    const bool has_floor =
-        !g->peer || (g->peer != &yard_bench_ep_memcpy && !g->peer->bytes && !g->peer->launch);
     yard_bench_row row = {
         .bench = "ep",
         .p50_us = t->p50_us,
         .p99_us = t->p99_us,
         .min_us = t->min_us,
-        .floor_us = has_floor ? b->floor_us[g->partial][g->flat][tokens_idx][phase] : -1,
+        .floor_us = floor_of(b, g, result, phase, tokens_idx),
         .bytes = t->bytes,
         .flops = -1,
         .verified = result->verified,
@@ -396,7 +447,7 @@ static yard_status run_mpi(ep_bench *b, yard_error *err)
 }
 
 /* Its bytes grow with experts times tokens: beyond some there is no sense in it. */
-static yard_status run_nccl(ep_bench *b, yard_error *err)
+static yard_status run_padded(ep_bench *b, const yard_bench_ep_peer *peer, yard_error *err)
 {
     enum { MOST = 256 };
     const yard_bench_list all = b->settings.tokens;
@@ -406,19 +457,94 @@ static yard_status run_nccl(ep_bench *b, yard_error *err)
     for (uint32_t i = 0; i < all.n; i++)
         if (all.value[i] <= MOST)
             b->settings.tokens.value[b->settings.tokens.n++] = all.value[i];
-    st = run_group(b, &yard_bench_ep_nccl, false, false, err);
+    st = run_group(b, peer, false, false, err);
     b->settings.tokens = all;
-    return left_out("nccl", "padded", st, err);
+    return left_out(peer->name, peer->variant, st, err);
+}
+
+static yard_status print_limits(ep_bench *b, yard_error *err)
+{
+    yard_status st = YARD_OK;
+
+    for (int i = 0; i < YARD_BENCH_EP_N_PHASES && st == YARD_OK; i++) {
+        const yard_bench_ep_times *t = &b->limits.phase[i];
+        yard_bench_row row = {
+            .bench = "ep",
+            .shape = json_pack("{s:s, s:s}", "transport", "limits", "limit", limit_names[i]),
+            .p50_us = t->p50_us,
+            .p99_us = t->p99_us,
+            .min_us = t->min_us,
+            .floor_us = -1,
+            .bytes = t->bytes,
+            .flops = -1,
+            .verified = true,
+            .device = b->limits.device,
+            .ranks = b->settings.n_ranks,
+        };
+
+        if (!row.shape)
+            return yard_fail(err, YARD_ENOMEM, "bench: no memory for a row");
+        st = yard_bench_print_row(&row, b->json, err);
+        json_decref(row.shape);
+    }
+    return st;
+}
+
+static yard_status run_limits(ep_bench *b, yard_error *err)
+{
+    yard_bench_ep_settings settings = b->settings;
+    const yard_bench_ep_group g = { .settings = &settings, .peer = &yard_bench_ep_limits };
+    yard_status st;
+
+    settings.tokens = (yard_bench_list){ 1, { 1 } };
+    st = yard_bench_ep_run_group(&g, &b->limits, err);
+    if (st == YARD_OK)
+        return print_limits(b, err);
+    b->limits = (yard_bench_ep_result){ 0 };
+    return left_out("limits", NULL, st == YARD_EINVAL ? YARD_ENOTSUP : st, err);
+}
+
+/* What the limits say of a machine, beside the pair that docs/performance.md was measured on. */
+static void print_verdict(const ep_bench *b)
+{
+    const double reference[] = { 1.0, 365, 4100 }; /* us, GB/s, GB/s: two H200 with NVLink */
+    const yard_bench_ep_times *t = b->limits.phase;
+    const double stores = t[1].bytes / t[1].p50_us * 1e-3, copies = t[2].bytes / t[2].p50_us * 1e-3;
+
+    if (t[0].p50_us <= 0)
+        return;
+    printf(
+        "\nThis machine: a flag takes %.2f us, stores to a peer run at %.0f GB/s, copies at %.0f "
+        "GB/s;\ntwo H200 with NVLink: %.2f us, %.0f and %.0f GB/s. ",
+        t[0].p50_us, stores, copies, reference[0], reference[1], reference[2]);
+    if (t[0].p50_us < 1.25 * reference[0] && stores > 0.8 * reference[1] &&
+        copies > 0.8 * reference[2])
+        printf("Their times should come out here.\n");
+    else if (stores < 100)
+        printf("Peers seem not to be joined by NVLink:\nexpect %.1f times theirs where the wire "
+               "counts.\n",
+               reference[1] / stores);
+    else
+        printf("Expect %.1f times theirs with one token,\n%.1f times where the wire counts, %.1f "
+               "where memory does.\n",
+               t[0].p50_us / reference[0], reference[1] / stores, reference[2] / copies);
 }
 
 static yard_status run_cuda(ep_bench *b, yard_error *err)
 {
-    yard_status st = YARD_OK;
+    const yard_bench_ep_peer *padded[] = { &yard_bench_ep_padded_nccl,
+                                           &yard_bench_ep_padded_nvshmem };
+    yard_status st = run_limits(b, err);
 
-    for (int i = 0; i < YARD_BENCH_EP_N_LAUNCHES && st == YARD_OK; i++)
-        if (b->launches.has[i])
-            st = run_peer(b, &yard_bench_ep_nvlink[i], err);
-    return st == YARD_OK && b->nccl ? run_nccl(b, err) : st;
+    for (int t = NVLINK; t <= NVSHMEM && st == YARD_OK; t++)
+        for (int i = 0; i < YARD_BENCH_EP_N_LAUNCHES && st == YARD_OK; i++)
+            if (b->transports.has[t] && b->launches.has[i])
+                st = run_peer(b, t == NVLINK ? &yard_bench_ep_nvlink[i] : &yard_bench_ep_nvshmem[i],
+                              err);
+    for (int i = 0; i < 2 && st == YARD_OK; i++)
+        if (b->padded.has[i])
+            st = run_padded(b, padded[i], err);
+    return st;
 }
 
 static yard_status run_all(ep_bench *b, yard_error *err)
@@ -430,7 +556,7 @@ static yard_status run_all(ep_bench *b, yard_error *err)
     };
     yard_status st = YARD_OK;
 
-    for (int i = 0; i < N_TRANSPORTS && st == YARD_OK; i++) {
+    for (int i = 0; i < N_CPU_TRANSPORTS && st == YARD_OK; i++) {
         if (!b->transports.has[i])
             continue;
         st = i == MPI ? run_mpi(b, err) : run_peer(b, peers[i], err);
@@ -460,10 +586,9 @@ int yard_bench_ep(int argc, char **argv)
                                  .top_k = 8,
                                  .n_repeats = 200,
                                  .tokens = { 5, { 1, 8, 32, 64, 128 } } },
-                   .transports = { { true, true, true, true, true, true, true } },
                    .modes = { { true, true } },
                    .layouts = { { true, true } },
-                   .launches = { { true, true, true } } };
+                   .launches = { { true, true, true, true, true } } };
     yard_error err = { 0 };
     yard_status st;
     int rc;
@@ -482,6 +607,8 @@ int yard_bench_ep(int argc, char **argv)
         st = yard_fail(&err, YARD_ENOTSUP, "nothing could be measured");
     if (!b.json)
         printf("\n%s", YARD_BENCH_EP_FORMULA);
+    if (!b.json)
+        print_verdict(&b);
     rc = yard_cli_close_stdout("bench ep");
     return st == YARD_OK ? rc : yard_cli_fail("bench ep", &err);
 }

@@ -19,6 +19,7 @@ enum { YARD_BENCH_EP_DISPATCH, YARD_BENCH_EP_COMBINE, YARD_BENCH_EP_PAIR, YARD_B
 
 typedef struct yard_bench_ep_times {
     double p50_us, p99_us, min_us, bytes;
+    double wire_bytes; /* between this rank and others, the larger of both ways */
 } yard_bench_ep_times;
 
 /* What a group found for one number of tokens: of each figure the largest of all ranks. */
@@ -38,6 +39,7 @@ typedef struct yard_bench_ep_settings {
 /* What a rank process knows; dispatch and combine may leave sizes of their own in impl. */
 typedef struct yard_bench_ep_rank {
     const yard_bench_ep_settings *settings;
+    const struct yard_bench_ep_peer *peer;
     uint32_t rank, max_tokens;
     bool partial, flat;
     char device[64];        /* the name of its GPU; "": none */
@@ -54,6 +56,9 @@ typedef struct yard_bench_ep_rank {
 typedef struct yard_bench_ep_peer {
     const char *name, *variant; /* variant: NULL, or what tells rows of one name apart */
     const char *launch;         /* on a GPU: how the calls get there; NULL: no GPU */
+    bool single, cold;          /* call by call, not in a graph; other data pass before each call */
+    uint32_t between_us;        /* of work on the whole GPU between a send and its receive */
+    uint32_t send_sms;          /* that sends may fill; 0: all */
     bool network;               /* between network namespaces where that is possible */
     bool two_ranks, one_token;  /* it knows only that */
     bool two_nodes;             /* halves of the ranks are nodes: an even number, 4 at least */
@@ -76,8 +81,15 @@ typedef struct yard_bench_ep_peer {
 extern const yard_bench_ep_peer yard_bench_ep_shm, yard_bench_ep_shm_copied, yard_bench_ep_tcp,
     yard_bench_ep_libfabric, yard_bench_ep_rank_copies, yard_bench_ep_node_copies,
     yard_bench_ep_memcpy, yard_bench_ep_socket, yard_bench_ep_pingpong;
-enum { YARD_BENCH_EP_N_LAUNCHES = 3 };
-extern const yard_bench_ep_peer yard_bench_ep_nvlink[YARD_BENCH_EP_N_LAUNCHES], yard_bench_ep_nccl;
+enum { YARD_BENCH_EP_N_LAUNCHES = 5 };
+extern const yard_bench_ep_peer yard_bench_ep_nvlink[YARD_BENCH_EP_N_LAUNCHES],
+    yard_bench_ep_nvshmem[YARD_BENCH_EP_N_LAUNCHES], yard_bench_ep_padded_nccl,
+    yard_bench_ep_padded_nvshmem;
+/* Not an exchange: the three phases are the times of a flag, of stores and of a copy. */
+extern const yard_bench_ep_peer yard_bench_ep_limits;
+
+/* In ranks that drive a GPU: rank r that of number r modulo their number. */
+yard_status yard_bench_ep_open_device(yard_bench_ep_rank *r, size_t impl_bytes, yard_error *err);
 
 typedef struct yard_bench_ep_group {
     const yard_bench_ep_settings *settings;

@@ -8,7 +8,7 @@
 #include "cli/bench_ep.h"
 #include "ep/ep.h"
 
-enum { N_SETS = 4, MAX_SETS_TOKENS = 256, PAIRS = 20, LARGE_PAIRS = 4, MAX_NCCL_SMALL = 16 };
+enum { N_SETS = 4, MAX_SETS_TOKENS = 256, PAIRS = 20, LARGE_PAIRS = 4 };
 
 typedef struct gpu_side {
     yard_ep *ep;
@@ -20,16 +20,35 @@ typedef struct gpu_side {
     int32_t *count, *row_index;
 } gpu_side;
 
-static yard_status open_device(yard_bench_ep_rank *r, yard_error *err)
+yard_status yard_bench_ep_open_device(yard_bench_ep_rank *r, size_t impl_bytes, yard_error *err)
 {
     uint32_t n_devices = 0;
     yard_status st = yard_ep_device_count(&n_devices, err);
 
     if (st == YARD_OK)
         st = yard_ep_device_use(r->rank % n_devices, r->device, NULL, err);
-    r->impl = calloc(1, sizeof(gpu_side));
+    r->impl = calloc(1, impl_bytes);
     if (st == YARD_OK && !r->impl)
         st = yard_fail(err, YARD_ENOMEM, "bench: no memory");
+    return st;
+}
+
+/* A transport that cannot be had here is found out before the first case. */
+static yard_status open_device(yard_bench_ep_rank *r, yard_error *err)
+{
+    yard_fabric_config config = YARD_FABRIC_CONFIG_INIT;
+    yard_fabric *f = NULL;
+    yard_status st = yard_bench_ep_open_device(r, sizeof(gpu_side), err);
+
+    if (st != YARD_OK || !strcmp(r->peer->name, "nvlink"))
+        return st;
+    config.rank = r->rank;
+    config.n_ranks = r->settings->n_ranks;
+    config.transport = r->peer->name;
+    config.rendezvous = r->rendezvous;
+    config.heap_bytes = 4096;
+    st = yard_fabric_create(&f, &config, err);
+    yard_fabric_destroy(f);
     return st;
 }
 
@@ -76,7 +95,7 @@ static yard_status prepare(yard_bench_ep_rank *r, yard_error *err)
     snprintf(rendezvous, sizeof(rendezvous), "%s-%u", r->rendezvous, r->data->shape.n_tokens);
     fabric.rank = r->rank;
     fabric.n_ranks = settings->n_ranks;
-    fabric.transport = "nvlink";
+    fabric.transport = r->peer->name;
     fabric.rendezvous = rendezvous;
     config.n_experts = settings->n_experts;
     config.top_k = settings->top_k;
@@ -86,6 +105,7 @@ static yard_status prepare(yard_bench_ep_rank *r, yard_error *err)
     config.layout = r->flat ? YARD_EP_FLAT : YARD_EP_EXPERT_MAJOR;
     config.output = YARD_EP_BF16;
     config.device = YARD_EP_CUDA;
+    config.send_sms = r->peer->send_sms;
     config.timeout_us = YARD_BENCH_EP_TIMEOUT_US;
     config.fabric_config = &fabric;
     st = yard_ep_capacity_of(&config, fabric.n_ranks, &s->capacity, err);
@@ -190,9 +210,12 @@ static yard_status subtract_fillers(yard_ep_bench *b, const yard_ep_bench_plan *
 
 /* Phases come from a run of their own, for marks between the calls cost time; the pair is what the
  * first run says. Outputs of an exchange after the timed ones are what check() looks at. */
-static yard_status time_as(yard_bench_ep_rank *r, yard_ep_bench_plan plan, double *samples_us,
-                           uint32_t *n, yard_error *err)
+static yard_status measure(yard_bench_ep_rank *r, double *samples_us, uint32_t *n, yard_error *err)
 {
+    yard_ep_bench_plan plan = { .launch =
+                                    r->peer->single ? YARD_EP_BENCH_SINGLE : YARD_EP_BENCH_GRAPH,
+                                .between_us = r->peer->between_us,
+                                .cold = r->peer->cold };
     const uint32_t n_repeats = (uint32_t)r->settings->n_repeats;
     const bool large = r->data->shape.n_tokens > MAX_SETS_TOKENS;
     double *dispatch_us = samples_us + (size_t)YARD_BENCH_EP_DISPATCH * n_repeats;
@@ -204,37 +227,18 @@ static yard_status time_as(yard_bench_ep_rank *r, yard_ep_bench_plan plan, doubl
     plan.n_samples = n_repeats;
     plan.n_pairs = large ? LARGE_PAIRS : PAIRS;
     plan.phases = true;
-    if (st == YARD_OK && !plan.cold)
+    if (st == YARD_OK && !r->peer->pair_only)
         st = yard_ep_bench_time(b, &plan, pair_us, dispatch_us, combine_us, err);
     plan.phases = false;
     if (st == YARD_OK)
         st = yard_ep_bench_time(b, &plan, pair_us, NULL, NULL, err);
-    if (st == YARD_OK && plan.cold)
+    if (st == YARD_OK && (plan.cold || plan.between_us))
         st = subtract_fillers(b, &plan, pair_us, err);
     if (st == YARD_OK)
         st = exchange_set(r, b, err);
     yard_ep_bench_destroy(b);
     *n = n_repeats;
     return st;
-}
-
-static yard_status time_graph(yard_bench_ep_rank *r, double *samples_us, uint32_t *n,
-                              yard_error *err)
-{
-    return time_as(r, (yard_ep_bench_plan){ .launch = YARD_EP_BENCH_GRAPH }, samples_us, n, err);
-}
-
-static yard_status time_single(yard_bench_ep_rank *r, double *samples_us, uint32_t *n,
-                               yard_error *err)
-{
-    return time_as(r, (yard_ep_bench_plan){ .launch = YARD_EP_BENCH_SINGLE }, samples_us, n, err);
-}
-
-static yard_status time_cold(yard_bench_ep_rank *r, double *samples_us, uint32_t *n,
-                             yard_error *err)
-{
-    return time_as(r, (yard_ep_bench_plan){ .launch = YARD_EP_BENCH_GRAPH, .cold = true },
-                   samples_us, n, err);
 }
 
 static void poison(yard_bench_ep_rank *r)
@@ -265,134 +269,20 @@ static void close_device(yard_bench_ep_rank *r)
     r->impl = NULL;
 }
 
-#define GPU_PEER(launch_name, measure_function, ...)                                               \
+#define GPU_PEER(transport, ...)                                                                   \
     {                                                                                              \
-        .name = "nvlink", .launch = (launch_name), .open = open_device, .prepare = prepare,        \
-        .dispatch = dispatch, .combine = combine, .measure = measure_function, .poison = poison,   \
-        .check = check, .close = close_device, __VA_ARGS__                                         \
+        .name = (transport), .open = open_device, .prepare = prepare, .dispatch = dispatch,        \
+        .combine = combine, .measure = measure, .poison = poison, .check = check,                  \
+        .close = close_device, __VA_ARGS__                                                         \
+    }
+#define GPU_PEERS(transport)                                                                       \
+    {                                                                                              \
+        GPU_PEER(transport, .launch = "graph"),                                                    \
+            GPU_PEER(transport, .launch = "single", .single = true),                               \
+            GPU_PEER(transport, .launch = "cold", .cold = true, .pair_only = true),                \
+            GPU_PEER(transport, .launch = "split", .between_us = 200, .pair_only = true),          \
+            GPU_PEER(transport, .launch = "24sms", .send_sms = 24)                                 \
     }
 
-const yard_bench_ep_peer yard_bench_ep_nvlink[] = {
-    GPU_PEER("graph", time_graph, .network = false),
-    GPU_PEER("single", time_single, .network = false),
-    GPU_PEER("cold", time_cold, .pair_only = true),
-};
-
-/* ---- NCCL: room for every token and expert of a rank travels, as where nobody counts --------- */
-
-typedef struct nccl_side {
-    yard_ep_bench *bench; /* of the current number of tokens */
-    uint32_t number;      /* of its group */
-} nccl_side;
-
-/* A new group for each number of tokens; rank 0 makes its id, and port counts them. */
-static yard_status share_id(yard_bench_ep_rank *r, uint32_t number, yard_error *err)
-{
-    const uint64_t until_us = yard_now_us() + YARD_BENCH_EP_TIMEOUT_US;
-    yard_status st = YARD_OK;
-
-    if (r->rank == 0) {
-        st = yard_ep_nccl_id(r->group_id, err);
-        atomic_store(r->port, st == YARD_OK ? number : UINT32_MAX);
-    }
-    while (atomic_load(r->port) < number && yard_now_us() < until_us)
-        sched_yield();
-    if (st == YARD_OK && (atomic_load(r->port) < number || atomic_load(r->port) == UINT32_MAX))
-        st = yard_fail(err, YARD_ENOTSUP, "nccl: rank 0 could not begin");
-    return st;
-}
-
-static yard_status prepare_nccl(yard_bench_ep_rank *r, yard_error *err)
-{
-    const yard_bench_ep_data *d = r->data;
-    const size_t room = (size_t)d->n_local * d->shape.n_tokens;
-    nccl_side *s = r->impl;
-    const yard_ep_nccl_config config = { .id = r->group_id,
-                                         .n_ranks = d->shape.n_ranks,
-                                         .rank = r->rank,
-                                         .dispatch_bytes = room * yard_bench_ep_row_bytes(d),
-                                         .combine_bytes = room * yard_bench_ep_result_bytes(d) };
-    yard_status st;
-
-    yard_ep_bench_destroy(s->bench);
-    s->bench = NULL;
-    st = share_id(r, ++s->number, err);
-    return st == YARD_OK ? yard_ep_bench_create_nccl(&s->bench, &config, err) : st;
-}
-
-static yard_status open_nccl(yard_bench_ep_rank *r, yard_error *err)
-{
-    const yard_status st = open_device(r, err);
-
-    free(r->impl);
-    r->impl = calloc(1, sizeof(nccl_side));
-    return st == YARD_OK && !r->impl ? yard_fail(err, YARD_ENOMEM, "bench: no memory") : st;
-}
-
-static yard_status exchange_nccl(yard_bench_ep_rank *r, yard_error *err)
-{
-    nccl_side *s = r->impl;
-
-    return yard_ep_bench_nccl_check(s->bench, err);
-}
-
-static yard_status time_nccl(yard_bench_ep_rank *r, double *samples_us, uint32_t *n,
-                             yard_error *err)
-{
-    const uint32_t n_repeats = (uint32_t)r->settings->n_repeats;
-    const bool large = r->data->shape.n_tokens > MAX_NCCL_SMALL;
-    const yard_ep_bench_plan plan = { .launch = YARD_EP_BENCH_GRAPH,
-                                      .n_samples = n_repeats,
-                                      .n_pairs = large ? LARGE_PAIRS : PAIRS,
-                                      .phases = true };
-    nccl_side *s = r->impl;
-
-    *n = n_repeats;
-    return yard_ep_bench_time(s->bench, &plan, samples_us + (size_t)YARD_BENCH_EP_PAIR * n_repeats,
-                              samples_us + (size_t)YARD_BENCH_EP_DISPATCH * n_repeats,
-                              samples_us + (size_t)YARD_BENCH_EP_COMBINE * n_repeats, err);
-}
-
-static void poison_nccl(yard_bench_ep_rank *r)
-{
-}
-
-/* Every exchange outside of the timing has been checked already. */
-static bool check_nccl(yard_bench_ep_rank *r, yard_error *err)
-{
-    return true;
-}
-
-static double bytes_nccl(const yard_bench_ep_rank *r, int phase)
-{
-    const yard_bench_ep_data *d = r->data;
-    const double room = (double)d->n_local * d->shape.n_tokens * d->shape.n_ranks;
-    const double dispatched = room * (double)yard_bench_ep_row_bytes(d);
-    const double combined = room * (double)yard_bench_ep_result_bytes(d);
-
-    return (phase != YARD_BENCH_EP_COMBINE ? dispatched : 0) +
-           (phase != YARD_BENCH_EP_DISPATCH ? combined : 0);
-}
-
-static void close_nccl(yard_bench_ep_rank *r)
-{
-    nccl_side *s = r->impl;
-
-    if (s)
-        yard_ep_bench_destroy(s->bench);
-    free(s);
-    r->impl = NULL;
-}
-
-const yard_bench_ep_peer yard_bench_ep_nccl = { .name = "nccl",
-                                                .variant = "padded",
-                                                .launch = "graph",
-                                                .open = open_nccl,
-                                                .prepare = prepare_nccl,
-                                                .dispatch = exchange_nccl,
-                                                .combine = combine,
-                                                .measure = time_nccl,
-                                                .poison = poison_nccl,
-                                                .check = check_nccl,
-                                                .close = close_nccl,
-                                                .bytes = bytes_nccl };
+const yard_bench_ep_peer yard_bench_ep_nvlink[] = GPU_PEERS("nvlink");
+const yard_bench_ep_peer yard_bench_ep_nvshmem[] = GPU_PEERS("nvshmem");

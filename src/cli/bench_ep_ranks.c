@@ -137,6 +137,11 @@ static yard_status repeat(const group *g, yard_bench_ep_rank *r, double *samples
     return st;
 }
 
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
 static void summarise(const group *g, const yard_bench_ep_rank *r, double *samples_us, uint32_t n,
                       yard_bench_ep_result *out)
 {
@@ -145,6 +150,11 @@ static void summarise(const group *g, const yard_bench_ep_rank *r, double *sampl
                                     yard_bench_ep_combine_bytes(r->data),
                                     yard_bench_ep_dispatch_bytes(r->data) +
                                         yard_bench_ep_combine_bytes(r->data) };
+    const double dispatched =
+        (double)yard_bench_ep_row_bytes(r->data) * larger(r->data->n_rows_out, r->data->n_rows_in);
+    const double combined = (double)yard_bench_ep_result_bytes(r->data) *
+                            larger(r->data->n_results_out, r->data->n_results_in);
+    const double wire_bytes[] = { dispatched, combined, dispatched + combined };
 
     for (int phase = 0; phase < YARD_BENCH_EP_N_PHASES; phase++) {
         yard_bench_row row = { 0 };
@@ -152,7 +162,8 @@ static void summarise(const group *g, const yard_bench_ep_rank *r, double *sampl
         yard_bench_fill(&row, samples_us + (size_t)phase * r->settings->n_repeats, n);
         out->phase[phase] =
             (yard_bench_ep_times){ row.p50_us, row.p99_us, row.min_us,
-                                   peer->bytes ? peer->bytes(r, phase) : layout_bytes[phase] };
+                                   peer->bytes ? peer->bytes(r, phase) : layout_bytes[phase],
+                                   wire_bytes[phase] };
     }
 }
 
@@ -250,6 +261,7 @@ static yard_status rank_main(group *g, uint32_t rank, yard_error *err)
 {
     report *mine = &g->reports[rank];
     yard_bench_ep_rank r = { .settings = g->g->settings,
+                             .peer = g->g->peer,
                              .rank = rank,
                              .max_tokens = max_tokens(g->g->settings),
                              .partial = g->g->partial,
@@ -369,11 +381,6 @@ static void kill_all(group *g)
         }
 }
 
-static double larger(double a, double b)
-{
-    return a > b ? a : b;
-}
-
 static void merge(const group *g, uint32_t tokens_idx, yard_bench_ep_result *out)
 {
     *out = (yard_bench_ep_result){ .verified = true };
@@ -390,6 +397,7 @@ static void merge(const group *g, uint32_t tokens_idx, yard_bench_ep_result *out
             to->p99_us = larger(to->p99_us, from->p99_us);
             to->min_us = larger(to->min_us, from->min_us);
             to->bytes = larger(to->bytes, from->bytes);
+            to->wire_bytes = larger(to->wire_bytes, from->wire_bytes);
         }
     }
 }

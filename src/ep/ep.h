@@ -100,26 +100,45 @@ yard_status yard_ep_bench_exchange(yard_ep_bench *b, uint32_t set_idx, void *exp
                                    float *expert_x_scale, int32_t *expert_count, int32_t *row_index,
                                    void *y, yard_error *err);
 
-/* ---- padded all-to-alls by NCCL, for comparison -------------------------------------------- */
+/* ---- padded all-to-alls, for comparison ----------------------------------------------------- */
 
 enum { YARD_EP_NCCL_ID_BYTES = 128 };
 
 /* id [YARD_EP_NCCL_ID_BYTES] names a group of ranks. Errors: YARD_ENOTSUP without CUDA or NCCL. */
 yard_status yard_ep_nccl_id(uint8_t *id, yard_error *err);
 
-typedef struct yard_ep_nccl_config {
-    const uint8_t *id; /* of rank 0's making */
+typedef struct yard_ep_padded_config {
+    const uint8_t *id;   /* NCCL's, of rank 0's making; or */
+    yard_fabric *fabric; /* borrowed, over nvshmem: by NVSHMEM's own collective, in its heap */
     uint32_t n_ranks, rank;
     size_t dispatch_bytes, combine_bytes; /* that a rank sends to each rank, itself included */
-} yard_ep_nccl_config;
+} yard_ep_padded_config;
+
+size_t yard_ep_padded_heap_bytes(const yard_ep_padded_config *config); /* of that fabric */
 
 /* A bench whose dispatch and combine are all-to-alls of these sizes: for yard_ep_bench_time(),
- * yard_ep_bench_nccl_check() and yard_ep_bench_destroy(). Collective. */
-yard_status yard_ep_bench_create_nccl(yard_ep_bench **out, const yard_ep_nccl_config *config,
-                                      yard_error *err);
+ * yard_ep_bench_padded_check() and yard_ep_bench_destroy(). Collective. */
+yard_status yard_ep_bench_create_padded(yard_ep_bench **out, const yard_ep_padded_config *config,
+                                        yard_error *err);
 
 /* One exchange of bytes that tell who sent them to whom. Errors: YARD_EDEVICE when wrong ones
  * came. */
-yard_status yard_ep_bench_nccl_check(yard_ep_bench *b, yard_error *err);
+yard_status yard_ep_bench_padded_check(yard_ep_bench *b, yard_error *err);
+
+/* ---- what the devices could do at best --------------------------------------------------------
+ */
+
+typedef struct yard_ep_limits {
+    double flag_us;           /* a store until a polling peer has seen it */
+    double store_bytes_per_s; /* of stores to a peer, while it stores here */
+    double copy_bytes_per_s;  /* of a copy in own memory, read and written counted */
+} yard_ep_limits;
+
+enum { YARD_EP_LIMITS_HEAP_BYTES = 64 << 20 };
+
+/* Collective over a fabric over nvlink with a heap of YARD_EP_LIMITS_HEAP_BYTES, borrowed; ranks
+ * r and r ^ 1 are each other's peers. Errors: YARD_EINVAL (an odd number of ranks), YARD_EDEVICE,
+ * YARD_ETIMEDOUT. */
+yard_status yard_ep_limits_measure(yard_fabric *fabric, yard_ep_limits *out, yard_error *err);
 
 #endif

@@ -71,13 +71,23 @@ yard_status yard_ep_nccl_id(uint8_t *id, yard_error *err)
     return no_cuda(err);
 }
 
-yard_status yard_ep_bench_create_nccl(yard_ep_bench **out, const yard_ep_nccl_config *config,
-                                      yard_error *err)
+size_t yard_ep_padded_heap_bytes(const yard_ep_padded_config *config)
+{
+    return 0;
+}
+
+yard_status yard_ep_limits_measure(yard_fabric *fabric, yard_ep_limits *out, yard_error *err)
 {
     return no_cuda(err);
 }
 
-yard_status yard_ep_bench_nccl_check(yard_ep_bench *b, yard_error *err)
+yard_status yard_ep_bench_create_padded(yard_ep_bench **out, const yard_ep_padded_config *config,
+                                        yard_error *err)
+{
+    return no_cuda(err);
+}
+
+yard_status yard_ep_bench_padded_check(yard_ep_bench *b, yard_error *err)
 {
     return no_cuda(err);
 }

@@ -3,31 +3,13 @@
 #include <stdlib.h>
 
 #include "ep/cuda/bench.h"
-#include "ep/cuda/group.h"
-#include "ep/cuda/nccl.h"
-#include "ep/ep.h"
+#include "ep/cuda/bench_impl.h"
 
-enum { MAX_PAIRS = 64, COLD_BYTES = 192 << 20, WARM_UP = 5 };
-
-struct yard_ep_bench {
-    ep_cuda_nccl *nccl; /* does the exchanges; NULL: ep does */
-    yard_ep_nccl_config padded;
-    yard_ep *ep;
-    yard_ep_round *round;
-    yard_ep_config config;
-    yard_ep_capacity capacity;
-    uint32_t n_sets, n_tokens, n_groups, n_local;
-    size_t x_row_bytes;
-    cudaStream_t stream;
-    cudaEvent_t begun, ended, mark[MAX_PAIRS][3];
-    uint8_t *x, *expert_x, *expert_y, *y, *cold;
-    float *x_scale, *weight, *expert_x_scale;
-    int32_t *expert, *count, *row_index, *device_tokens;
-};
+enum { COLD_BYTES = 192 << 20, WARM_UP = 5 };
 
 /* ---- devices ------------------------------------------------------------------------------- */
 
-static yard_status failed(cudaError_t rc, const char *what, yard_error *err)
+yard_status yard_ep_bench_failed(cudaError_t rc, const char *what, yard_error *err)
 {
     if (rc == cudaSuccess)
         return YARD_OK;
@@ -70,7 +52,7 @@ yard_status yard_ep_device_use(uint32_t device, char *name, char *versions, yard
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-static cudaError_t get(void *to, size_t n_bytes, const void *from)
+cudaError_t yard_ep_bench_get(void *to, size_t n_bytes, const void *from)
 {
     cudaError_t rc = cudaMalloc((void **)to, n_bytes ? n_bytes : 1);
 
@@ -85,36 +67,37 @@ static yard_status get_memory(yard_ep_bench *b, const yard_ep_bench_inputs *in, 
     const size_t t = (size_t)in->n_sets * in->n_tokens, rows = b->capacity.expert_x_rows;
     const size_t out_bytes = c->output == YARD_EP_BF16 ? 2 : 4;
     const int32_t n_tokens = (int32_t)in->n_tokens;
-    cudaError_t rc = get(&b->x, t * b->x_row_bytes, in->x);
+    cudaError_t rc = yard_ep_bench_get(&b->x, t * b->x_row_bytes, in->x);
 
     if (rc == cudaSuccess && in->x_scale)
-        rc = get(&b->x_scale, t * b->n_groups * sizeof(float), in->x_scale);
+        rc = yard_ep_bench_get(&b->x_scale, t * b->n_groups * sizeof(float), in->x_scale);
     if (rc == cudaSuccess)
-        rc = get(&b->expert, t * c->top_k * sizeof(int32_t), in->expert);
+        rc = yard_ep_bench_get(&b->expert, t * c->top_k * sizeof(int32_t), in->expert);
     if (rc == cudaSuccess)
-        rc = get(&b->weight, t * c->top_k * sizeof(float), in->weight);
+        rc = yard_ep_bench_get(&b->weight, t * c->top_k * sizeof(float), in->weight);
     if (rc == cudaSuccess)
-        rc = get(&b->expert_y,
-                 b->capacity.expert_y_rows * c->hidden * (c->combine == YARD_EP_BF16 ? 2 : 4),
-                 in->expert_y);
+        rc = yard_ep_bench_get(&b->expert_y,
+                               b->capacity.expert_y_rows * c->hidden *
+                                   (c->combine == YARD_EP_BF16 ? 2 : 4),
+                               in->expert_y);
     if (rc == cudaSuccess)
-        rc = get(&b->device_tokens, sizeof(n_tokens), &n_tokens);
+        rc = yard_ep_bench_get(&b->device_tokens, sizeof(n_tokens), &n_tokens);
     if (rc == cudaSuccess)
-        rc = get(&b->expert_x, rows * b->ep->payload_bytes, NULL);
+        rc = yard_ep_bench_get(&b->expert_x, rows * b->ep->payload_bytes, NULL);
     if (rc == cudaSuccess && c->dispatch == YARD_EP_FP8)
-        rc = get(&b->expert_x_scale, rows * b->n_groups * sizeof(float), NULL);
+        rc = yard_ep_bench_get(&b->expert_x_scale, rows * b->n_groups * sizeof(float), NULL);
     if (rc == cudaSuccess)
-        rc = get(&b->count, b->n_local * sizeof(int32_t), NULL);
+        rc = yard_ep_bench_get(&b->count, b->n_local * sizeof(int32_t), NULL);
     if (rc == cudaSuccess)
-        rc = get(&b->row_index, b->capacity.expert_y_rows * sizeof(int32_t), NULL);
+        rc = yard_ep_bench_get(&b->row_index, b->capacity.expert_y_rows * sizeof(int32_t), NULL);
     if (rc == cudaSuccess)
-        rc = get(&b->y, (size_t)c->max_tokens * c->hidden * out_bytes, NULL);
+        rc = yard_ep_bench_get(&b->y, (size_t)c->max_tokens * c->hidden * out_bytes, NULL);
     if (rc == cudaSuccess)
-        rc = get(&b->cold, COLD_BYTES, NULL);
-    return failed(rc, "memory", err);
+        rc = yard_ep_bench_get(&b->cold, COLD_BYTES, NULL);
+    return yard_ep_bench_failed(rc, "memory", err);
 }
 
-static yard_status make_events(yard_ep_bench *b, yard_error *err)
+yard_status yard_ep_bench_make_events(yard_ep_bench *b, yard_error *err)
 {
     cudaError_t rc = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking);
 
@@ -122,9 +105,9 @@ static yard_status make_events(yard_ep_bench *b, yard_error *err)
         rc = cudaEventCreate(&b->begun);
     if (rc == cudaSuccess)
         rc = cudaEventCreate(&b->ended);
-    for (uint32_t i = 0; i < MAX_PAIRS * 3 && rc == cudaSuccess; i++)
+    for (uint32_t i = 0; i < YARD_EP_BENCH_MAX_PAIRS * 3 && rc == cudaSuccess; i++)
         rc = cudaEventCreate(&b->mark[i / 3][i % 3]);
-    return failed(rc, "stream and events", err);
+    return yard_ep_bench_failed(rc, "stream and events", err);
 }
 
 yard_status yard_ep_bench_create(yard_ep_bench **out, yard_ep *ep, const yard_ep_config *config,
@@ -149,7 +132,7 @@ yard_status yard_ep_bench_create(yard_ep_bench **out, yard_ep *ep, const yard_ep
     if (st == YARD_OK)
         st = get_memory(b, in, err);
     if (st == YARD_OK)
-        st = make_events(b, err);
+        st = yard_ep_bench_make_events(b, err);
     if (st != YARD_OK) {
         yard_ep_bench_destroy(b);
         return st;
@@ -163,13 +146,14 @@ void yard_ep_bench_destroy(yard_ep_bench *b)
     if (!b)
         return;
     cudaDeviceSynchronize();
-    yard_ep_cuda_nccl_close(b->nccl);
+    if (!b->ep)
+        yard_ep_bench_padded_close(b);
     void *const memory[] = { b->x,      b->expert_x,       b->expert_y, b->y,
                              b->cold,   b->weight,         b->x_scale,  b->row_index,
                              b->expert, b->expert_x_scale, b->count,    b->device_tokens };
     for (size_t i = 0; i < sizeof(memory) / sizeof(memory[0]); i++)
         cudaFree(memory[i]);
-    for (uint32_t i = 0; i < MAX_PAIRS * 3; i++)
+    for (uint32_t i = 0; i < YARD_EP_BENCH_MAX_PAIRS * 3; i++)
         if (b->mark[i / 3][i % 3])
             cudaEventDestroy(b->mark[i / 3][i % 3]);
     if (b->begun)
@@ -203,9 +187,8 @@ static yard_status dispatch(yard_ep_bench *b, uint32_t set, const what *w)
     const yard_stream s = (yard_stream)b->stream;
     yard_status st = YARD_OK;
 
-    if (b->nccl)
-        return yard_ep_cuda_nccl_all_to_all(b->nccl, b->x, b->expert_x, b->padded.dispatch_bytes,
-                                            b->stream);
+    if (b->all_to_all)
+        return b->all_to_all(b, b->x, b->expert_x, b->padded.dispatch_bytes);
     fill_gap(b, w, false);
     if (w->calls)
         st = yard_ep_dispatch_send(b->round, b->x + first * b->x_row_bytes,
@@ -223,9 +206,8 @@ static yard_status combine(yard_ep_bench *b, const what *w)
 {
     yard_status st = YARD_OK;
 
-    if (b->nccl)
-        return yard_ep_cuda_nccl_all_to_all(b->nccl, b->expert_y, b->y, b->padded.combine_bytes,
-                                            b->stream);
+    if (b->all_to_all)
+        return b->all_to_all(b, b->expert_y, b->y, b->padded.combine_bytes);
     fill_gap(b, w, false);
     if (w->calls)
         st = yard_ep_combine_send(b->round, b->expert_y, (yard_stream)b->stream);
@@ -254,8 +236,16 @@ static yard_status enqueue_pairs(yard_ep_bench *b, const what *w, uint32_t n, ya
             cudaEventRecordWithFlags(b->mark[i][2], b->stream, outside);
     }
     if (st != YARD_OK)
-        return yard_fail(err, st, "%s", b->nccl ? "nccl: an all-to-all" : yard_ep_error(b->ep));
-    return failed(cudaGetLastError(), "launch", err);
+        return yard_fail(err, st, "%s", b->ep ? yard_ep_error(b->ep) : "an all-to-all failed");
+    return yard_ep_bench_failed(cudaGetLastError(), "launch", err);
+}
+
+yard_status yard_ep_bench_enqueue_pair(yard_ep_bench *b, yard_error *err)
+{
+    const yard_ep_bench_plan plain = { 0 };
+    const what w = { &plain, true };
+
+    return enqueue_pairs(b, &w, 1, err);
 }
 
 static yard_status record(yard_ep_bench *b, const what *w, cudaGraphExec_t *out, yard_error *err)
@@ -265,14 +255,14 @@ static yard_status record(yard_ep_bench *b, const what *w, cudaGraphExec_t *out,
     yard_status st;
 
     if (rc != cudaSuccess)
-        return failed(rc, "capture", err);
+        return yard_ep_bench_failed(rc, "capture", err);
     st = enqueue_pairs(b, w, w->plan->n_pairs, err);
     rc = cudaStreamEndCapture(b->stream, &graph);
     if (st == YARD_OK && rc == cudaSuccess)
         rc = cudaGraphInstantiate(out, graph, 0);
     if (graph)
         cudaGraphDestroy(graph);
-    return st == YARD_OK ? failed(rc, "graph", err) : st;
+    return st == YARD_OK ? yard_ep_bench_failed(rc, "graph", err) : st;
 }
 
 /* Mean of the pairs of one replay; the first pair of it found the stream idle and does not count.
@@ -322,7 +312,7 @@ static yard_status time_graph(yard_ep_bench *b, const what *w, double *pair, dou
     }
     if (graph)
         cudaGraphExecDestroy(graph);
-    return st == YARD_OK ? failed(rc, "replay", err) : st;
+    return st == YARD_OK ? yard_ep_bench_failed(rc, "replay", err) : st;
 }
 
 static yard_status time_single(yard_ep_bench *b, const what *w, double *pair, double *dispatch_us,
@@ -347,7 +337,7 @@ static yard_status time_single(yard_ep_bench *b, const what *w, double *pair, do
         if (rc == cudaSuccess && p->phases)
             rc = read_marks(b, 1, &dispatch_us[at], &combine_us[at]);
     }
-    return st == YARD_OK ? failed(rc, "calls", err) : st;
+    return st == YARD_OK ? yard_ep_bench_failed(rc, "calls", err) : st;
 }
 
 static yard_status run_plan(yard_ep_bench *b, const what *w, double *pair, double *dispatch_us,
@@ -355,9 +345,9 @@ static yard_status run_plan(yard_ep_bench *b, const what *w, double *pair, doubl
 {
     yard_status st;
 
-    if (w->plan->n_pairs > MAX_PAIRS)
+    if (w->plan->n_pairs > YARD_EP_BENCH_MAX_PAIRS)
         return yard_fail(err, YARD_EINVAL, "bench on cuda: want at most %d pairs, got %u",
-                         MAX_PAIRS, w->plan->n_pairs);
+                         YARD_EP_BENCH_MAX_PAIRS, w->plan->n_pairs);
     st = w->plan->launch == YARD_EP_BENCH_GRAPH
              ? time_graph(b, w, pair, dispatch_us, combine_us, err)
              : time_single(b, w, pair, dispatch_us, combine_us, err);
@@ -424,94 +414,5 @@ yard_status yard_ep_bench_exchange(yard_ep_bench *b, uint32_t set_idx, void *exp
         rc = fetch(row_index, b->row_index, b->capacity.expert_y_rows * sizeof(int32_t));
     if (rc == cudaSuccess)
         rc = fetch(y, b->y, y_bytes);
-    return failed(rc, "results", err);
-}
-
-/* ---- NCCL ---------------------------------------------------------------------------------- */
-
-yard_status yard_ep_bench_create_nccl(yard_ep_bench **out, const yard_ep_nccl_config *config,
-                                      yard_error *err)
-{
-    const size_t n = config->n_ranks;
-    yard_ep_bench *b = calloc(1, sizeof(*b));
-    cudaError_t rc;
-    yard_status st;
-
-    if (!b)
-        return yard_fail(err, YARD_ENOMEM, "bench on cuda: no memory");
-    b->padded = *config;
-    b->n_sets = 1;
-    rc = get(&b->x, n * config->dispatch_bytes, NULL);
-    if (rc == cudaSuccess)
-        rc = get(&b->expert_x, n * config->dispatch_bytes, NULL);
-    if (rc == cudaSuccess)
-        rc = get(&b->expert_y, n * config->combine_bytes, NULL);
-    if (rc == cudaSuccess)
-        rc = get(&b->y, n * config->combine_bytes, NULL);
-    st = failed(rc, "memory", err);
-    if (st == YARD_OK)
-        st = make_events(b, err);
-    if (st == YARD_OK)
-        st = yard_ep_cuda_nccl_open(&b->nccl, config->id, config->n_ranks, config->rank, err);
-    if (st != YARD_OK) {
-        yard_ep_bench_destroy(b);
-        return st;
-    }
-    *out = b;
-    return YARD_OK;
-}
-
-/* What rank from sends to rank to. */
-static uint8_t mark_of(uint32_t from, uint32_t to)
-{
-    return (uint8_t)(from * 16 + to + 1);
-}
-
-static cudaError_t mark_parts(uint8_t *at, size_t n_bytes, const yard_ep_bench *b)
-{
-    cudaError_t rc = cudaSuccess;
-
-    for (uint32_t r = 0; r < b->padded.n_ranks && rc == cudaSuccess; r++)
-        rc = cudaMemsetAsync(at + r * n_bytes, mark_of(b->padded.rank, r), n_bytes, b->stream);
-    return rc;
-}
-
-static yard_status check_parts(const uint8_t *at, size_t n_bytes, const yard_ep_bench *b,
-                               yard_error *err)
-{
-    const uint32_t n_ranks = b->padded.n_ranks;
-    uint8_t *got = malloc(n_ranks * n_bytes);
-    yard_status st;
-
-    if (!got)
-        return yard_fail(err, YARD_ENOMEM, "bench on cuda: no memory for %zu bytes", n_bytes);
-    st = failed(cudaMemcpy(got, at, n_ranks * n_bytes, cudaMemcpyDeviceToHost), "results", err);
-    for (size_t i = 0; i < n_ranks * n_bytes && st == YARD_OK; i++)
-        if (got[i] != mark_of((uint32_t)(i / n_bytes), b->padded.rank))
-            st = yard_fail(err, YARD_EDEVICE, "nccl: byte %zu from rank %zu is wrong", i % n_bytes,
-                           i / n_bytes);
-    free(got);
-    return st;
-}
-
-yard_status yard_ep_bench_nccl_check(yard_ep_bench *b, yard_error *err)
-{
-    const yard_ep_bench_plan plain = { 0 };
-    const what w = { &plain, true };
-    const yard_ep_nccl_config *c = &b->padded;
-    cudaError_t rc = mark_parts(b->x, c->dispatch_bytes, b);
-    yard_status st;
-
-    if (rc == cudaSuccess)
-        rc = mark_parts(b->expert_y, c->combine_bytes, b);
-    if (rc == cudaSuccess)
-        rc = cudaMemsetAsync(b->expert_x, 0, c->n_ranks * c->dispatch_bytes, b->stream);
-    if (rc == cudaSuccess)
-        rc = cudaMemsetAsync(b->y, 0, c->n_ranks * c->combine_bytes, b->stream);
-    st = rc == cudaSuccess ? enqueue_pairs(b, &w, 1, err) : failed(rc, "marks", err);
-    if (st == YARD_OK)
-        st = failed(cudaStreamSynchronize(b->stream), "exchange", err);
-    if (st == YARD_OK)
-        st = check_parts(b->expert_x, c->dispatch_bytes, b, err);
-    return st == YARD_OK ? check_parts(b->y, c->combine_bytes, b, err) : st;
+    return yard_ep_bench_failed(rc, "results", err);
 }
