@@ -123,7 +123,10 @@ typedef struct yard_ep_config {
  *     then undefined, no later kernel of the group does anything, and yard_ep_poll() and every
  * later call report it.
  *   - Values of a NaN may change into another NaN. yard_ep_get_stats() counts nothing.
- *   - At most 32 ranks on one node with NVLink or PCIe peer access, 255 experts a rank.
+ *   - At most 32 ranks, 255 experts a rank. Ranks of one node store to each other (NVLink or PCIe
+ *     peer access); those of other nodes are put to by NVSHMEM, which needs libyard-ep-nvshmem. Of
+ *     NVSHMEM a process has one set of ranks: later groups over it have the same ones.
+ *   - capacity.heap_bytes is of a group over nvlink, unless fabric_config names another transport.
  *   - A call from inside a stream capture, right behind the send that it belongs to, starts its
  *     kernel while that send still runs. */
 

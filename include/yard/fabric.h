@@ -39,8 +39,13 @@ typedef struct yard_fabric_config {
     size_t heap_bytes;      /* required, equal on all ranks */
     const char *transport;  /* NULL: shm if all ranks are on one node, tcp if each has its own, else
                                shm+tcp; or "shm", "tcp", "shm+tcp", "libfabric";
-                               "nvlink": device memory of one node, for libyard-ep on GPUs */
-    const char *provider;   /* libfabric only: "tcp", "verbs", "efa", ..; NULL: best there is */
+                               "nvlink": device memory of one node, for libyard-ep on GPUs;
+                               "nvlink+nvshmem": device memory of several nodes, where kernels put
+                               by NVSHMEM what stores do not reach; "nvshmem": put to all ranks;
+                               "device": nvlink on one node, nvlink+nvshmem on several */
+    const char *provider;   /* libfabric: "tcp", "verbs", "efa", ..; NULL: best there is. NVSHMEM:
+                               "ibgda", "ibrc", "efa", "none"; NULL: what its variables say, else
+                               "none" on one node and its own default on several */
     const char *rendezvous; /* where rank 0 listens: "host:port", or "unix:NAME" when all ranks are
                                on one node. NULL with n_ranks 1 */
     const char *secret;     /* job secret, equal on all ranks; connections without it are refused.
