@@ -17,17 +17,19 @@ INLINE __m256i lane_mask(uint32_t n)
 
 /* ---- columns --------------------------------------------------------------------------- */
 
+enum { AXPY_COLUMNS = 8 }; /* vectors of columns of one row: sums enough for both units */
+
 /* acc[m, c .. c + 8 nc) over all r. */
 INLINE void axpy_tile(const float *x, size_t x_ld, int mx, const float *w, size_t w_ld,
                       uint32_t n_r, int nc, float *acc, size_t acc_ld)
 {
-    __m256 sum[4][2];
+    __m256 sum[4][AXPY_COLUMNS];
 
     for (int m = 0; m < mx; m++)
         for (int c = 0; c < nc; c++)
             sum[m][c] = _mm256_loadu_ps(acc + m * acc_ld + c * 8);
     for (uint32_t r = 0; r < n_r; r++) {
-        __m256 wv[2];
+        __m256 wv[AXPY_COLUMNS];
         for (int c = 0; c < nc; c++)
             wv[c] = _mm256_loadu_ps(w + r * w_ld + c * 8);
         for (int m = 0; m < mx; m++) {
@@ -46,6 +48,8 @@ INLINE void axpy_rows(const float *x, size_t x_ld, int mx, const float *w, size_
 {
     uint32_t c = 0;
 
+    for (; mx == 1 && c + 8 * AXPY_COLUMNS <= n_c; c += 8 * AXPY_COLUMNS)
+        axpy_tile(x, x_ld, mx, w + c, w_ld, n_r, AXPY_COLUMNS, acc + c, acc_ld);
     for (; c + 16 <= n_c; c += 16)
         axpy_tile(x, x_ld, mx, w + c, w_ld, n_r, 2, acc + c, acc_ld);
     if (c + 8 <= n_c) {

@@ -264,32 +264,50 @@ struct head_job {
     uint32_t n_rows;
 };
 
-enum { TRANSPOSED_COLUMNS = YARD_GROUP }; /* decoded at once, with one scale a row of blocks */
+enum {
+    TRANSPOSED_COLUMNS = YARD_GROUP, /* with one scale a row of blocks */
+    TRANSPOSED_ROWS = 32             /* decoded at once: they stay in the first cache */
+};
 
-/* Rows [r, end) of the piece of w in scratch->panel, times x, are added to acc. */
-static void add_piece(const struct head_job *job, cpu_scratch *scratch, uint32_t row, uint32_t r,
+/* acc[m, c] += x[m, r] w[first + r, col + c] for r in [r, end), c below n_c. */
+static void add_rows(const struct head_job *job, cpu_scratch *scratch, uint32_t first, uint32_t r,
+                     uint32_t end, uint32_t col, uint32_t n_c, uint32_t n_x, size_t x_ld,
+                     float *acc, size_t acc_ld)
+{
+    const yard_matrix *w = &job->a->w;
+    const cpu_kernels *k = job->s->kernels;
+    const size_t skipped = col * yard_dtype_bytes(w->dtype);
+
+    for (uint32_t n; r < end; r += n) {
+        n = end - r < TRANSPOSED_ROWS ? end - r : TRANSPOSED_ROWS;
+        for (uint32_t i = 0; i < n; i++)
+            k->convert->decode(w->dtype, (const uint8_t *)matrix_row(w, first + r + i) + skipped,
+                               n_c, scratch->panel + (size_t)i * TRANSPOSED_COLUMNS);
+        k->axpy(scratch->x + r, x_ld, n_x, scratch->panel, TRANSPOSED_COLUMNS, n, n_c, acc, acc_ld);
+    }
+}
+
+/* Rows [r, end) of w, of one block and group, times x, are added to acc. */
+static void add_piece(const struct head_job *job, cpu_scratch *scratch, uint32_t first, uint32_t r,
                       uint32_t end, uint32_t c, uint32_t n_c, uint32_t n_x, size_t x_ld,
                       bool scaled)
 {
     const yard_matrix *w = &job->a->w;
-    const cpu_kernels *k = job->s->kernels;
     const uint32_t scale_ld = yard_group_count(job->a->head_rows);
     float *acc = scratch->acc + c, *part = scratch->out;
 
     if (w->dtype != YARD_FP8_E4M3) {
-        k->axpy(scratch->x + r, x_ld, n_x, scratch->panel, TRANSPOSED_COLUMNS, end - r, n_c, acc,
-                w->cols);
+        add_rows(job, scratch, first, r, end, c, n_c, n_x, x_ld, acc, w->cols);
         return;
     }
     memset(part, 0, (size_t)n_x * TRANSPOSED_COLUMNS * sizeof(float));
-    k->axpy(scratch->x + r, x_ld, n_x, scratch->panel, TRANSPOSED_COLUMNS, end - r, n_c, part,
-            TRANSPOSED_COLUMNS);
+    add_rows(job, scratch, first, r, end, c, n_c, n_x, x_ld, part, TRANSPOSED_COLUMNS);
     for (uint32_t m = 0; m < n_x; m++) {
         const float xs = scaled ? scratch->x_scale[m * scale_ld + r / YARD_GROUP] : 1.0f;
 
-        k->convert->add_scaled(part + (size_t)m * TRANSPOSED_COLUMNS, n_c,
-                               xs * matrix_scale_row(w, row)[c / YARD_GROUP],
-                               acc + (size_t)m * w->cols);
+        job->s->kernels->convert->add_scaled(part + (size_t)m * TRANSPOSED_COLUMNS, n_c,
+                                             xs * matrix_scale_row(w, first + r)[c / YARD_GROUP],
+                                             acc + (size_t)m * w->cols);
     }
 }
 
@@ -299,7 +317,6 @@ static void transposed_rows(const struct head_job *job, cpu_scratch *scratch, ui
                             uint32_t n_x, size_t x_ld, bool scaled)
 {
     const yard_matrix *w = &job->a->w;
-    const cpu_kernels *k = job->s->kernels;
     const uint32_t n_r = job->a->head_rows;
 
     memset(scratch->acc, 0, (size_t)n_x * w->cols * sizeof(float));
@@ -319,12 +336,7 @@ static void transposed_rows(const struct head_job *job, cpu_scratch *scratch, ui
             const uint32_t left = w->cols - c;
             const uint32_t n_c = left < TRANSPOSED_COLUMNS ? left : TRANSPOSED_COLUMNS;
 
-            for (uint32_t i = r; i < end; i++)
-                k->convert->decode(w->dtype,
-                                   (const uint8_t *)matrix_row(w, first + i) +
-                                       c * yard_dtype_bytes(w->dtype),
-                                   n_c, scratch->panel + (size_t)(i - r) * TRANSPOSED_COLUMNS);
-            add_piece(job, scratch, first + r, r, end, c, n_c, n_x, x_ld, scaled);
+            add_piece(job, scratch, first, r, end, c, n_c, n_x, x_ld, scaled);
         }
     }
 }
