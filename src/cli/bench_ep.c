@@ -33,7 +33,6 @@ static const char *const padded_names[] = { "nccl", "nvshmem" };
 static const char *const mode_names[] = { "exact", "partial" };
 static const char *const layout_names[] = { "expert", "flat" };
 static const char *const launch_names[] = { "graph", "single", "cold", "split", "24sms" };
-static const char *const limit_names[] = { "flag", "store", "copy" };
 static const char *const phase_names[] = { "dispatch", "combine", "pair" };
 
 /* Members of a set of names, in the order of the names. */
@@ -293,24 +292,6 @@ static json_t *shape_of(const ep_bench *b, const yard_bench_ep_group *g, const c
     return shape;
 }
 
-/* See --help. Bytes of the layout are written once, and read once before. */
-static double gpu_floor_us(const ep_bench *b, const yard_bench_ep_result *r, int phase)
-{
-    const yard_bench_ep_times *limit = b->limits.phase;
-    double us = 0;
-
-    if (limit[0].p50_us <= 0)
-        return -1;
-    for (int i = 0; i < YARD_BENCH_EP_PAIR; i++) {
-        const double wire_us = r->phase[i].wire_bytes * limit[1].p50_us / limit[1].bytes;
-        const double memory_us = 2 * r->phase[i].bytes * limit[2].p50_us / limit[2].bytes;
-
-        if (phase == YARD_BENCH_EP_PAIR || phase == i)
-            us += limit[0].p50_us + (wire_us > memory_us ? wire_us : memory_us);
-    }
-    return us;
-}
-
 static double floor_of(const ep_bench *b, const yard_bench_ep_group *g,
                        const yard_bench_ep_result *r, int phase, uint32_t tokens_idx)
 {
@@ -318,7 +299,7 @@ static double floor_of(const ep_bench *b, const yard_bench_ep_group *g,
         return b->floor_us[g->partial][g->flat][tokens_idx][phase];
     if (g->peer == &yard_bench_ep_memcpy || g->peer->bytes)
         return -1;
-    return g->peer->launch ? gpu_floor_us(b, r, phase)
+    return g->peer->launch ? yard_bench_ep_floor_us(&b->limits, r, phase)
                            : b->floor_us[g->partial][g->flat][tokens_idx][phase];
 }
 
@@ -462,72 +443,10 @@ static yard_status run_padded(ep_bench *b, const yard_bench_ep_peer *peer, yard_
     return left_out(peer->name, peer->variant, st, err);
 }
 
-static yard_status print_limits(ep_bench *b, yard_error *err)
-{
-    yard_status st = YARD_OK;
-
-    for (int i = 0; i < YARD_BENCH_EP_N_PHASES && st == YARD_OK; i++) {
-        const yard_bench_ep_times *t = &b->limits.phase[i];
-        yard_bench_row row = {
-            .bench = "ep",
-            .shape = json_pack("{s:s, s:s}", "transport", "limits", "limit", limit_names[i]),
-            .p50_us = t->p50_us,
-            .p99_us = t->p99_us,
-            .min_us = t->min_us,
-            .floor_us = -1,
-            .bytes = t->bytes,
-            .flops = -1,
-            .verified = true,
-            .device = b->limits.device,
-            .ranks = b->settings.n_ranks,
-        };
-
-        if (!row.shape)
-            return yard_fail(err, YARD_ENOMEM, "bench: no memory for a row");
-        st = yard_bench_print_row(&row, b->json, err);
-        json_decref(row.shape);
-    }
-    return st;
-}
-
 static yard_status run_limits(ep_bench *b, yard_error *err)
 {
-    yard_bench_ep_settings settings = b->settings;
-    const yard_bench_ep_group g = { .settings = &settings, .peer = &yard_bench_ep_limits };
-    yard_status st;
-
-    settings.tokens = (yard_bench_list){ 1, { 1 } };
-    st = yard_bench_ep_run_group(&g, &b->limits, err);
-    if (st == YARD_OK)
-        return print_limits(b, err);
-    b->limits = (yard_bench_ep_result){ 0 };
-    return left_out("limits", NULL, st == YARD_EINVAL ? YARD_ENOTSUP : st, err);
-}
-
-/* What the limits say of a machine, beside the pair that docs/performance.md was measured on. */
-static void print_verdict(const ep_bench *b)
-{
-    const double reference[] = { 0.57, 358, 3790 }; /* us, GB/s, GB/s: two H200 with NVLink */
-    const yard_bench_ep_times *t = b->limits.phase;
-    const double stores = t[1].bytes / t[1].p50_us * 1e-3, copies = t[2].bytes / t[2].p50_us * 1e-3;
-
-    if (t[0].p50_us <= 0)
-        return;
-    printf(
-        "\nThis machine: a flag takes %.2f us, stores to a peer run at %.0f GB/s, copies at %.0f "
-        "GB/s;\ntwo H200 with NVLink: %.2f us, %.0f and %.0f GB/s. ",
-        t[0].p50_us, stores, copies, reference[0], reference[1], reference[2]);
-    if (t[0].p50_us < 1.25 * reference[0] && stores > 0.8 * reference[1] &&
-        copies > 0.8 * reference[2])
-        printf("Their times should come out here.\n");
-    else if (stores < 100)
-        printf("Peers seem not to be joined by NVLink:\nexpect %.1f times theirs where the wire "
-               "counts.\n",
-               reference[1] / stores);
-    else
-        printf("Expect %.1f times theirs with one token,\n%.1f times where the wire counts, %.1f "
-               "where memory does.\n",
-               t[0].p50_us / reference[0], reference[1] / stores, reference[2] / copies);
+    return left_out("limits", NULL,
+                    yard_bench_ep_run_limits(&b->settings, b->json, &b->limits, err), err);
 }
 
 static yard_status run_cuda(ep_bench *b, yard_error *err)
@@ -608,7 +527,7 @@ int yard_bench_ep(int argc, char **argv)
     if (!b.json)
         printf("\n%s", YARD_BENCH_EP_FORMULA);
     if (!b.json)
-        print_verdict(&b);
+        yard_bench_ep_print_verdict(&b.limits);
     rc = yard_cli_close_stdout("bench ep");
     return st == YARD_OK ? rc : yard_cli_fail("bench ep", &err);
 }

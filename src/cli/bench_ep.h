@@ -85,9 +85,6 @@ enum { YARD_BENCH_EP_N_LAUNCHES = 5 };
 extern const yard_bench_ep_peer yard_bench_ep_nvlink[YARD_BENCH_EP_N_LAUNCHES],
     yard_bench_ep_nvshmem[YARD_BENCH_EP_N_LAUNCHES], yard_bench_ep_padded_nccl,
     yard_bench_ep_padded_nvshmem;
-/* Not an exchange: the three phases are the times of a flag, of stores and of a copy. */
-extern const yard_bench_ep_peer yard_bench_ep_limits;
-
 /* In ranks that drive a GPU: rank r that of number r modulo their number. */
 yard_status yard_bench_ep_open_device(yard_bench_ep_rank *r, size_t impl_bytes, yard_error *err);
 
@@ -107,6 +104,15 @@ yard_status yard_bench_ep_run_group(const yard_bench_ep_group *g, yard_bench_ep_
  * Errors: YARD_ENOTSUP when one of them is not there. */
 yard_status yard_bench_ep_run_mpi(const yard_bench_ep_settings *settings, bool padded,
                                   yard_bench_ep_result *out, yard_error *err);
+
+/* What the GPUs could do at best, printed as rows: the phases are the times of a flag, of stores
+ * and of a copy. Errors: YARD_ENOTSUP (fewer GPUs than ranks, an odd number). *out is zero then. */
+yard_status yard_bench_ep_run_limits(const yard_bench_ep_settings *settings, bool json,
+                                     yard_bench_ep_result *out, yard_error *err);
+/* By them, of a phase that moves what r says; -1 where they are not known. */
+double yard_bench_ep_floor_us(const yard_bench_ep_result *limits, const yard_bench_ep_result *r,
+                              int phase);
+void yard_bench_ep_print_verdict(const yard_bench_ep_result *limits); /* for people */
 
 /* ---- network namespaces: ranks 0 and 1 on two "machines", joined by a veth pair ---- */
 
