@@ -33,3 +33,6 @@ target_link_libraries(yard_ep_nvshmem PRIVATE ${nvshmem_device} ${nvshmem_host} 
 target_link_options(yard_ep_nvshmem PRIVATE
                     $<HOST_LINK:-Wl$<COMMA>--exclude-libs$<COMMA>ALL>
                     $<DEVICE_LINK:-arch=sm_90a>)
+
+include(GNUInstallDirs)
+install(TARGETS yard_ep_nvshmem LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}) # beside libyard-ep
