@@ -50,7 +50,9 @@ static void stop_at(void *ctx)
 /* Itself, as the one that another gave up on, or in the list of those that are missing. */
 static bool names_victim(const char *text)
 {
-    return strstr(text, "rank 1 ") || strstr(text, "rank 1;") || strstr(text, "ranks 0-") ||
+    const char *at = strstr(text, "rank 1");
+
+    return (at && (at[6] < '0' || at[6] > '9')) || strstr(text, "ranks 0-") ||
            strstr(text, "ranks 1") || strstr(text, "ranks 0, 1");
 }
 
