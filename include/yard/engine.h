@@ -88,6 +88,8 @@ typedef struct yard_engine_config {
                                  rank, weights and cache in its memory; NULL: "cpu" */
     const char *cuda_variant; /* "fast", or "deterministic": a request's bits do not depend on the
                                  others of its step; NULL: "fast" */
+    const char *cuda_choices; /* file of measured kernels for the products of "fast", which `bench
+                                 roofline --write-choices` writes; NULL: the built-in one */
 } yard_engine_config;
 
 #define YARD_ENGINE_CONFIG_INIT                                                                    \

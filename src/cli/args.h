@@ -33,6 +33,8 @@ const char *yard_cli_argp_cpu_variant(struct argp_state *state, const char *text
 const char *yard_cli_argp_device(struct argp_state *state, const char *text);
 #define YARD_CLI_CUDA_VARIANT_HELP                                                                 \
     "fast (default), or deterministic: a request's bits do not depend on the others of its step"
+#define YARD_CLI_CUDA_CHOICES_HELP                                                                 \
+    "Kernels measured on this GPU by bench roofline --write-choices (default: those of an H200)"
 const char *yard_cli_argp_cuda_variant(struct argp_state *state, const char *text);
 
 /* none, cpu or node; any other word ends the program. */

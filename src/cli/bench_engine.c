@@ -24,6 +24,7 @@ enum {
     KEY_EXACT,
     KEY_DEVICE,
     KEY_CUDA_VARIANT,
+    KEY_CUDA_CHOICES,
     KEY_VARIANT,
     KEY_PIN,
     KEY_RANKS,
@@ -33,7 +34,7 @@ enum {
 };
 
 typedef struct engine_args {
-    const char *model, *device, *variant, *cuda_variant, *transport;
+    const char *model, *device, *variant, *cuda_variant, *cuda_choices, *transport;
     uint64_t n_ranks, tp; /* n_ranks 0: in this process */
     bool threads_given, prompt_given, mixed;
     yard_bench_list threads, prompt, batch;
@@ -116,6 +117,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_CUDA_VARIANT:
         a->cuda_variant = yard_cli_argp_cuda_variant(state, arg);
         break;
+    case KEY_CUDA_CHOICES:
+        a->cuda_choices = arg;
+        break;
     case KEY_VARIANT:
         a->variant = yard_cli_argp_cpu_variant(state, arg);
         break;
@@ -147,6 +151,7 @@ static const struct argp_option option_list[] = {
     { "exact", KEY_EXACT, NULL, 0, "Activations in f32, never quantised", 0 },
     { "device", KEY_DEVICE, "NAME", 0, YARD_CLI_DEVICE_HELP, 0 },
     { "cuda-variant", KEY_CUDA_VARIANT, "NAME", 0, YARD_CLI_CUDA_VARIANT_HELP, 0 },
+    { "cuda-choices", KEY_CUDA_CHOICES, "FILE", 0, YARD_CLI_CUDA_CHOICES_HELP, 0 },
     { "pin", KEY_PIN, "WHERE", 0, YARD_CLI_PIN_HELP, 0 },
     { "cpu-variant", KEY_VARIANT, "NAME", 0,
       "c, avx2, avx512 or amx (default: the best of the first three)", 0 },
@@ -467,6 +472,7 @@ static yard_status open_engine(engine_bench *b, uint32_t n_threads, yard_error *
     config.cpu_variant = b->args.variant;
     config.device = b->args.device;
     config.cuda_variant = b->args.cuda_variant;
+    config.cuda_choices = b->args.cuda_choices;
     config.prefix_cache = YARD_CACHE_OFF; /* every run computes */
     config.prefill_budget = INT32_MAX;    /* prompts end together, so that all decode together */
     config.pin = (yard_thread_place)b->args.pin;

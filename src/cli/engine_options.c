@@ -10,6 +10,7 @@ enum {
     KEY_EXACT = 0x100,
     KEY_DEVICE,
     KEY_CUDA_VARIANT,
+    KEY_CUDA_CHOICES,
     KEY_THREADS,
     KEY_CPU_VARIANT,
     KEY_PIN,
@@ -73,6 +74,9 @@ static error_t parse_engine(int key, char *arg, struct argp_state *state)
     case KEY_CUDA_VARIANT:
         config->cuda_variant = yard_cli_argp_cuda_variant(state, arg);
         return 0;
+    case KEY_CUDA_CHOICES:
+        config->cuda_choices = arg;
+        return 0;
     case KEY_THREADS:
         config->n_threads = (uint32_t)yard_cli_argp_u64(state, "--threads", arg, 1, MAX_THREADS);
         return 0;
@@ -108,6 +112,7 @@ static const struct argp_option engine_option_list[] = {
     { "exact", KEY_EXACT, NULL, 0, "Activations in f32, never quantised", 0 },
     { "device", KEY_DEVICE, "NAME", 0, YARD_CLI_DEVICE_HELP, 0 },
     { "cuda-variant", KEY_CUDA_VARIANT, "NAME", 0, YARD_CLI_CUDA_VARIANT_HELP, 0 },
+    { "cuda-choices", KEY_CUDA_CHOICES, "FILE", 0, YARD_CLI_CUDA_CHOICES_HELP, 0 },
     { "threads", KEY_THREADS, "N", 0, "Threads (default: all processors)", 0 },
     { "pin", KEY_PIN, "WHERE", 0, YARD_CLI_PIN_HELP, 0 },
     { "cpu-variant", KEY_CPU_VARIANT, "NAME", 0,

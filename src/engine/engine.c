@@ -90,6 +90,7 @@ static yard_status choose_device(yard_model_options *options, const yard_engine_
     if (!cpu && strcmp(device, "cuda") != 0)
         return yard_fail(err, YARD_EINVAL, "device: want cpu or cuda, got '%s'", device);
     options->variant = cpu ? c->cpu_variant : c->cuda_variant;
+    options->choices = cpu ? NULL : c->cuda_choices;
     options->ops = yard_ops_find(device);
     if (options->ops)
         return YARD_OK;

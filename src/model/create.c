@@ -196,6 +196,7 @@ static yard_ops_config ops_config(const yard_model *m)
     uint32_t max_in = max_u32(2 * c->hidden, c->n_heads * c->v_dims);
     yard_ops_config config = { .n_threads = m->options.n_threads,
                                .variant = m->options.variant,
+                               .choices = m->options.choices,
                                .pin = m->options.pin };
 
     max_in = max_u32(max_in, max_u32(c->dense_inter, c->q_rank));

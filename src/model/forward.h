@@ -19,6 +19,7 @@ typedef struct yard_model_options {
     bool mtp;            /* load the first MTP module, if there is one */
     uint32_t n_threads;  /* 0: all processors of the affinity mask */
     const char *variant; /* of ops: see yard_ops_config; NULL: its default */
+    const char *choices; /* of ops: see yard_ops_config; NULL: the built-in ones */
     yard_pin pin;        /* where the CPU's threads run */
     const yard_ops *ops; /* NULL: the CPU's. One whose memory is its own (not in_host_memory) runs
                             one rank */

@@ -92,6 +92,12 @@ expect 2 $model --ids 1 --cpu-variant no-such-variant
 expect 2 $model --ids 1 --device gpu
 grep -q "device: want cpu or cuda, got 'gpu'" "$dir/err" || fail "--device gpu: $(cat "$dir/err")"
 expect 2 $model --ids 1 --device cuda --cuda-variant slow
+printf '7168 2048 64 few_fp8:8\n7168 2048 some few_fp8\n' >"$dir/choices"
+for file in nowhere choices; do
+    expect 1 $model --ids 1 --device cuda --cuda-choices "$dir/$file"
+    grep -qE "made without nvcc|$dir/nowhere: open: |$dir/choices: line 2: want " "$dir/err" ||
+        fail "--cuda-choices $file: $(cat "$dir/err")"
+done
 if ! ls /dev/nvidia[0-9]* >/dev/null 2>&1; then
     expect 1 $model --ids 1 --device cuda
     grep -q 'cuda' "$dir/err" || fail "no GPU: $(cat "$dir/err")"

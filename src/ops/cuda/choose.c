@@ -79,6 +79,8 @@ static yard_status read_file(cuda_stream *s, const char *path, yard_error *err)
         return yard_fail(err, YARD_EIO, "%s: open: %s", path, strerror(errno));
     for (uint32_t number = 1; st == YARD_OK && fgets(line, sizeof(line), f); number++)
         st = parse_line(s, path, number, line, err);
+    if (st == YARD_OK && ferror(f))
+        st = yard_fail(err, YARD_EIO, "%s: read: %s", path, strerror(errno));
     fclose(f);
     return st;
 }
