@@ -83,6 +83,9 @@ def main():
     if sys.argv[1:] == ["--self-test"]:
         self_tests()
     root, archive, shared = sys.argv[1:4]
+    for library in (archive, shared):
+        if not os.path.exists(library):
+            sys.exit(f"{library}: no such library; build the target all first")
     folder = os.path.join(root, "include", "yard")
     texts = []
     for name in sys.argv[4:] or sorted(os.listdir(folder)):
