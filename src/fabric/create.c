@@ -296,11 +296,9 @@ yard_status yard_fabric_create_for(yard_fabric **out, const yard_fabric_config *
     }
     if (st != YARD_OK) {
         if (f->stage.given_up)
-            st =
-                yard_fail(&why, yard_stage_status(f), "fabric: %s: its caller gave up after %.1f s",
-                          f->stage.name, yard_stage_seconds(f));
-        else if (st ==
-                 YARD_EPEER) /* a consequence of another rank's failure, more often than not */
+            yard_fail(&why, yard_stage_status(f), "fabric: %s: its caller gave up after %.1f s",
+                      f->stage.name, yard_stage_seconds(f));
+        else if (st == YARD_EPEER) /* a consequence of another rank's failure, mostly */
             yard_rendezvous_reason(f, &why);
         yard_rendezvous_abort(f, &why);
         st = yard_fail(err, why.status, "%s", why.message);
