@@ -283,6 +283,7 @@ static void sized_rank(const yard_fabric_config *config, void *ctx)
     CHECK(yard_fabric_heap_bytes(f) == (yard_fabric_copies(f) ? 4096 : c.heap_bytes));
     CHECK(yard_fabric_put_signal(f, 0, NULL, 0, 8192, 1, 0) ==
           (yard_fabric_copies(f) ? YARD_EINVAL : YARD_OK));
+    test_barrier(f, 2048, 1); /* a peer that has left takes no puts */
     yard_fabric_destroy(f);
 }
 
