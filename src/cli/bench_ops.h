@@ -168,6 +168,8 @@ yard_kv_layer yard_bench_ops_place_cache(const yard_bench_ops_size *size, yard_b
 double yard_bench_ops_matrix_bytes(const yard_matrix *m);
 double yard_bench_ops_rows_bytes(yard_rows x, double n_rows, double n_cols);
 
+/* Cuts a call to max_rows rows, whose result is their first n_cols columns. */
+void yard_bench_ops_shrink_rows(yard_bench_ops_set *set, uint32_t max_rows, uint32_t n_cols);
 /* For calls that the definition computes quickly as they are. */
 void yard_bench_ops_shrink_nothing(yard_bench_ops_set *set);
 

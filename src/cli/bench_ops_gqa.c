@@ -40,9 +40,7 @@ static void run_attend(const yard_ops *ops, yard_stream s, const yard_bench_ops_
 
 static void shrink_attend(yard_bench_ops_set *set)
 {
-    if (*set->n_rows > SHRUNK_ROWS)
-        *set->n_rows = SHRUNK_ROWS;
-    set->outs[0].n_rows = (uint32_t)*set->n_rows;
+    yard_bench_ops_shrink_rows(set, SHRUNK_ROWS, set->outs[0].n_cols);
 }
 
 /* Decoding reads a sequence of its own for each token; a prompt reads itself, its rows half of it
@@ -94,11 +92,6 @@ static void run_append(const yard_ops *ops, yard_stream s, const yard_bench_ops_
     ops->gqa_append_kv(s, &set->args.gqa_append);
 }
 
-static void shrink_append(yard_bench_ops_set *set)
-{
-    (void)set;
-}
-
 static void count_append(const yard_bench_ops_case *c, const yard_bench_ops_size *size,
                          const yard_bench_ops_set *host, double *bytes, double *flops,
                          char shape[BENCH_OPS_SHAPE_BYTES])
@@ -118,8 +111,8 @@ const yard_bench_ops_case *yard_bench_ops_gqa(uint32_t *n)
           count_attend, YARD_BF16, DECODE },
         { "gqa_attend", "prefill", has_kv_heads, place_attend, run_attend, NULL, shrink_attend,
           count_attend, YARD_BF16, PREFILL },
-        { "gqa_append_kv", "", has_kv_heads, place_append, run_append, NULL, shrink_append,
-          count_append, YARD_F32, 0 },
+        { "gqa_append_kv", "", has_kv_heads, place_append, run_append, NULL,
+          yard_bench_ops_shrink_nothing, count_append, YARD_F32, 0 },
     };
 
     *n = sizeof(list) / sizeof(list[0]);

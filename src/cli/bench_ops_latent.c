@@ -112,9 +112,7 @@ static void shrink_decode(yard_bench_ops_set *set)
     yard_mla_decode_args *a = &set->args.decode;
 
     a->n_heads = min_u32(a->n_heads, SHRUNK_HEADS);
-    *set->n_rows = (int32_t)min_u32((uint32_t)*set->n_rows, SHRUNK_ROWS);
-    set->outs[0].n_rows = (uint32_t)*set->n_rows;
-    set->outs[0].n_cols = a->n_heads * a->kv_rank;
+    yard_bench_ops_shrink_rows(set, SHRUNK_ROWS, a->n_heads * a->kv_rank);
 }
 
 static void count_decode(const yard_bench_ops_case *c, const yard_bench_ops_size *size,
@@ -180,9 +178,7 @@ static void shrink_prefill(yard_bench_ops_set *set)
     yard_mla_prefill_args *a = &set->args.prefill;
 
     a->n_heads = min_u32(a->n_heads, SHRUNK_HEADS);
-    *set->n_rows = (int32_t)min_u32((uint32_t)*set->n_rows, SHRUNK_PROMPT);
-    set->outs[0].n_rows = (uint32_t)*set->n_rows;
-    set->outs[0].n_cols = a->n_heads * a->v_dims;
+    yard_bench_ops_shrink_rows(set, SHRUNK_PROMPT, a->n_heads * a->v_dims);
 }
 
 static void count_prefill(const yard_bench_ops_case *c, const yard_bench_ops_size *size,

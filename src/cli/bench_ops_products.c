@@ -120,9 +120,7 @@ static void shrink_linear(yard_bench_ops_set *set)
     yard_matrix *w = &set->args.linear.w;
 
     w->rows = min_u32(w->rows, SHRUNK_COLUMNS);
-    *set->n_rows = (int32_t)min_u32((uint32_t)*set->n_rows, SHRUNK_ROWS);
-    set->outs[0].n_rows = (uint32_t)*set->n_rows;
-    set->outs[0].n_cols = w->rows;
+    yard_bench_ops_shrink_rows(set, SHRUNK_ROWS, w->rows);
 }
 
 static void count_linear(const yard_bench_ops_case *c, const yard_bench_ops_size *size,
@@ -301,9 +299,7 @@ static void shrink_head(yard_bench_ops_set *set)
     yard_head_linear_args *a = &set->args.head;
 
     a->n_heads = min_u32(a->n_heads, SHRUNK_HEADS);
-    *set->n_rows = (int32_t)min_u32((uint32_t)*set->n_rows, SHRUNK_ROWS);
-    set->outs[0].n_rows = (uint32_t)*set->n_rows;
-    set->outs[0].n_cols = a->n_heads * a->y_head_stride;
+    yard_bench_ops_shrink_rows(set, SHRUNK_ROWS, a->n_heads * a->y_head_stride);
 }
 
 static void count_head(const yard_bench_ops_case *c, const yard_bench_ops_size *size,

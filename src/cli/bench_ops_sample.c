@@ -54,11 +54,6 @@ static void run_sample(const yard_ops *ops, yard_stream s, const yard_bench_ops_
     ops->sample(s, &set->args.sample);
 }
 
-static void shrink_sample(yard_bench_ops_set *set)
-{
-    (void)set;
-}
-
 static void count_sample(const yard_bench_ops_case *c, const yard_bench_ops_size *size,
                          const yard_bench_ops_set *host, double *bytes, double *flops,
                          char shape[BENCH_OPS_SHAPE_BYTES])
@@ -72,10 +67,10 @@ static void count_sample(const yard_bench_ops_case *c, const yard_bench_ops_size
 const yard_bench_ops_case *yard_bench_ops_sample(uint32_t *n)
 {
     static const yard_bench_ops_case list[] = {
-        { "sample", "greedy", has_vocab, place_sample, run_sample, NULL, shrink_sample,
-          count_sample, YARD_F32, GREEDY },
-        { "sample", "top_p", has_vocab, place_sample, run_sample, NULL, shrink_sample, count_sample,
-          YARD_F32, TOP_P },
+        { "sample", "greedy", has_vocab, place_sample, run_sample, NULL,
+          yard_bench_ops_shrink_nothing, count_sample, YARD_F32, GREEDY },
+        { "sample", "top_p", has_vocab, place_sample, run_sample, NULL,
+          yard_bench_ops_shrink_nothing, count_sample, YARD_F32, TOP_P },
     };
 
     *n = sizeof(list) / sizeof(list[0]);

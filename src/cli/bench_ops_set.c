@@ -194,6 +194,14 @@ bool yard_bench_ops_agrees(const yard_bench_ops_set *got, const yard_bench_ops_s
     return true;
 }
 
+void yard_bench_ops_shrink_rows(yard_bench_ops_set *set, uint32_t max_rows, uint32_t n_cols)
+{
+    if ((uint32_t)*set->n_rows > max_rows)
+        *set->n_rows = (int32_t)max_rows;
+    set->outs[0].n_rows = (uint32_t)*set->n_rows;
+    set->outs[0].n_cols = n_cols;
+}
+
 void yard_bench_ops_shrink_nothing(yard_bench_ops_set *set)
 {
     (void)set;
