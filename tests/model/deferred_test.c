@@ -106,8 +106,7 @@ int main(void)
         cmocka_unit_test(operations_run_late),
     };
 
-    shared_hash = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    CHECK(shared_hash != MAP_FAILED);
+    shared_hash = ranks_share_hashes();
     ranks_load_prompts(RANKS_DEMO_GOLDEN, prompts);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

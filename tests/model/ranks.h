@@ -40,6 +40,16 @@ typedef struct ranks_case {
                          nothing is compared */
 } ranks_case;
 
+/* [RANKS_PROMPTS] seen by all ranks that are forked later. */
+static inline uint64_t *ranks_share_hashes(void)
+{
+    void *hashes = mmap(NULL, RANKS_PROMPTS * sizeof(uint64_t), PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    CHECK(hashes != MAP_FAILED);
+    return hashes;
+}
+
 /* Prompts of a golden file, at most RANKS_PROMPTS, the long ones last. */
 static inline uint32_t ranks_load_prompts(const char *path, ranks_prompt *prompts)
 {

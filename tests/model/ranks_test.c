@@ -158,8 +158,7 @@ int main(void)
         cmocka_unit_test(a_lost_rank_ends_the_step),
     };
 
-    shared_hash = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    CHECK(shared_hash != MAP_FAILED);
+    shared_hash = ranks_share_hashes();
     ranks_load_prompts(RANKS_DEMO_GOLDEN, prompts);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
