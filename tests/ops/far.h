@@ -12,7 +12,11 @@
 #include "ops/cpu/cpu.h"
 #include "ops/ops.h"
 
-static const size_t far_bytes = (size_t)1 << 32; /* of address space */
+/* A word of an argument struct may be a number and four bytes of padding, which hold whatever the
+ * stack held, often the upper half of an address. So the lower half of these addresses is one that
+ * no number in a struct has: 2^31 and more. */
+static const uintptr_t far_begin = 0x123480000000;
+static const size_t far_bytes = (size_t)1 << 30; /* of address space */
 
 typedef struct far_memory {
     uint8_t *near, *far; /* where it is, and where it is said to be */
@@ -28,7 +32,8 @@ static inline far_memory *far_all(void)
         return &m;
     m.near = mmap(NULL, far_bytes, PROT_READ | PROT_WRITE,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    m.far = mmap(NULL, far_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    m.far = mmap((void *)far_begin, far_bytes, PROT_NONE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
     if (m.near == MAP_FAILED || m.far == MAP_FAILED)
         abort();
     return &m;
@@ -36,9 +41,7 @@ static inline far_memory *far_all(void)
 
 static inline bool is_far(const void *p)
 {
-    const uintptr_t from = (uintptr_t)far_all()->far;
-
-    return (uintptr_t)p >= from && (uintptr_t)p < from + far_bytes;
+    return (uintptr_t)p >= far_begin && (uintptr_t)p < far_begin + far_bytes;
 }
 
 static inline void *far_find(const void *p)
