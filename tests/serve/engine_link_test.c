@@ -210,8 +210,8 @@ static void answers_come_back(void **state)
     PUMP_UNTIL(true,
                t->report[0].n_seen == MAX_REQUESTS / 2 && t->report[1].n_seen == MAX_REQUESTS / 2);
     PUMP_UNTIL(true, t->report[0].n_requests == 0 && t->report[1].n_requests == 0);
+    PUMP_UNTIL(true, yard_engine_server_idle(t->server)); /* its last write is reported later */
     assert_int_equal(t->n_downs, 0);
-    assert_true(yard_engine_server_idle(t->server));
     end(t);
 }
 
