@@ -22,7 +22,7 @@ static const struct argp short_help = {
 };
 
 void yard_cli_parse_args(const struct argp *argp, const char *name, int argc, char **argv,
-                         void *input)
+                         unsigned flags, void *input)
 {
     enum { MAX_CHILDREN = 8 };
     struct argp_child children[MAX_CHILDREN + 2] = { 0 }; /* those of argp, one more, the end */
@@ -37,7 +37,7 @@ void yard_cli_parse_args(const struct argp *argp, const char *name, int argc, ch
     with_help.children = children;
     argp_err_exit_status = YARD_EXIT_USAGE;
     argv[0] = (char *)name; /* argp and getopt show it, and write to none of argv's strings */
-    argp_parse(&with_help, argc, argv, 0, NULL, input);
+    argp_parse(&with_help, argc, argv, flags, NULL, input);
 }
 
 error_t yard_cli_parse_model(int key, char *arg, struct argp_state *state, const char **model)

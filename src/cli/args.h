@@ -7,9 +7,9 @@
 #include "cli/cli.h"
 
 /* Parses with argp, and with -h for --help, under the name "switchyard COMMAND" (name), which must
- * be a string literal. input goes to the parser of argp itself. */
+ * be a string literal. flags are argp's; input goes to the parser of argp itself. */
 void yard_cli_parse_args(const struct argp *argp, const char *name, int argc, char **argv,
-                         void *input);
+                         unsigned flags, void *input);
 
 /* The positional argument MODEL of a command whose argp has no other; for its parser's default. */
 error_t yard_cli_parse_model(int key, char *arg, struct argp_state *state, const char **model);

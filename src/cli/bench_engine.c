@@ -589,7 +589,7 @@ int yard_bench_engine(int argc, char **argv)
     yard_status st;
     int rc;
 
-    yard_cli_parse_args(&engine_argp, "switchyard bench engine", argc, argv, &b.args);
+    yard_cli_parse_args(&engine_argp, "switchyard bench engine", argc, argv, 0, &b.args);
     yard_bench_print_head(b.args.json);
     st = b.args.n_ranks || b.args.mixed ? run_ranks(&b, &err) : run_here(&b, &err);
     if (st == YARD_OK && b.n_wrong > 0)

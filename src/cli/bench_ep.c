@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "cli/args.h"
 #include "cli/bench_ep.h"
 
 enum {
@@ -264,7 +265,8 @@ static const struct argp ep_argp = {
         "  switchyard bench ep --transports shm,memcpy --tokens 1,128 --modes partial\n"
         "  switchyard bench ep --transports shm+tcp --ranks 8\n"
         "  switchyard bench ep --device cuda --launch graph --modes partial --json\n"
-        "  switchyard bench ep --device cuda --transports nvlink,nvshmem --peer nccl,nvshmem\n"
+        "  switchyard bench ep --device cuda --transports nvlink,nvshmem \\\n"
+        "      --peer nccl,nvshmem\n"
         "  switchyard bench ep --json >bench/results/ep-cpu.jsonl\n",
 };
 
@@ -512,9 +514,7 @@ int yard_bench_ep(int argc, char **argv)
     yard_status st;
     int rc;
 
-    argp_err_exit_status = YARD_EXIT_USAGE;
-    argv[0] = (char *)"switchyard bench ep";
-    argp_parse(&ep_argp, argc, argv, 0, NULL, &b);
+    yard_cli_parse_args(&ep_argp, "switchyard bench ep", argc, argv, 0, &b);
     forget_floors(&b);
     b.namespaces = b.settings.n_ranks == 2 && yard_bench_ep_link_possible();
     yard_bench_print_head(b.json);

@@ -293,7 +293,7 @@ int yard_bench_load(int argc, char **argv)
     yard_error err = { 0 };
     yard_status st;
 
-    yard_cli_parse_args(&load_argp, "switchyard bench load", argc, argv, &b);
+    yard_cli_parse_args(&load_argp, "switchyard bench load", argc, argv, 0, &b);
     st = run_all(&b, &verified, &err);
     for (uint32_t i = 0; i < b.n_files; i++)
         close(b.fds[i]);

@@ -105,17 +105,18 @@ static const struct argp_option option_list[] = {
 static const struct argp ops_argp = {
     .options = option_list,
     .parser = parse,
-    .doc =
-        "Measures the operations of one layer at a model's dimensions, with random values."
-        "\v\"fraction\" is the floor over the median. The floor is the longer of two times: the "
-        "bytes of the call at the rate of a plain read, and its operations at the rate of "
-        "multiply-adds, both measured in the same run with as many threads. Calls walk over so "
-        "many copies that caches do not help. \"verified\" says that a piece of each result is "
-        "what the plain C definition gives.\n\n"
-        "Examples:\n"
-        "  switchyard bench ops\n"
-        "  switchyard bench ops --model deepseek-v2-lite --ops linear,grouped_linear --tokens 1\n"
-        "  switchyard bench ops --json >rows.jsonl && switchyard plan --measured rows.jsonl ..\n",
+    .doc = "Measures the operations of one layer at a model's dimensions, with random values."
+           "\v\"fraction\" is the floor over the median. The floor is the longer of two times: the "
+           "bytes of the call at the rate of a plain read, and its operations at the rate of "
+           "multiply-adds, both measured in the same run with as many threads. Calls walk over so "
+           "many copies that caches do not help. \"verified\" says that a piece of each result is "
+           "what the plain C definition gives.\n\n"
+           "Examples:\n"
+           "  switchyard bench ops\n"
+           "  switchyard bench ops --model deepseek-v2-lite --ops linear,grouped_linear \\\n"
+           "      --tokens 1\n"
+           "  switchyard bench ops --json >rows.jsonl &&\n"
+           "      switchyard plan --measured rows.jsonl ..\n",
 };
 
 /* ---- all cases ---------------------------------------------------------------------------------
@@ -330,7 +331,7 @@ int yard_bench_ops(int argc, char **argv)
     yard_status st;
     int rc;
 
-    yard_cli_parse_args(&ops_argp, "switchyard bench ops", argc, argv, &b.args);
+    yard_cli_parse_args(&ops_argp, "switchyard bench ops", argc, argv, 0, &b.args);
     st = prepare(&b, &err);
     if (st == YARD_OK) {
         yard_bench_print_head(b.args.json);

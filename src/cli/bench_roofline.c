@@ -103,8 +103,8 @@ static const struct argp roofline_argp = {
            "Examples:\n"
            "  switchyard bench roofline --out roofline\n"
            "  switchyard bench roofline --ep 8 --batch 8,128 --products gate_up --json\n"
-           "  switchyard bench roofline --products o,q_b --kernels few_fp8:0,few_fp8:8,rows128 "
-           "--write-choices here.txt\n",
+           "  switchyard bench roofline --products o,q_b \\\n"
+           "      --kernels few_fp8:0,few_fp8:8,rows128 --write-choices here.txt\n",
 };
 
 typedef struct roofline {
@@ -354,7 +354,7 @@ int yard_bench_roofline(int argc, char **argv)
     yard_error err = { 0 };
     yard_status st = YARD_OK;
 
-    yard_cli_parse_args(&roofline_argp, "switchyard bench roofline", argc, argv, &b.args);
+    yard_cli_parse_args(&roofline_argp, "switchyard bench roofline", argc, argv, 0, &b.args);
     b.ops = yard_ops_find("cuda");
     if (!b.ops)
         st = yard_fail(&err, YARD_ENOTSUP,

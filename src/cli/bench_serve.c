@@ -208,20 +208,20 @@ static const struct argp serve_argp = {
     .options = option_list,
     .parser = parse,
     .children = children,
-    .doc =
-        "Puts load on a server of the OpenAI API and prints time to first token (ttft), time "
-        "between tokens (itl) and time of the whole answer (e2e), with tokens/s of all clients."
-        "\v"
-        "Requests are streams of /v1/completions with token ids as prompts, temperature 0 and "
-        "ignore_eos. A row is verified when every request was answered with the tokens asked "
-        "for, and, with --distinct, with the text that it gets alone. In an open loop times "
-        "count from when a request was due.\n\n"
-        "Examples:\n"
-        "  switchyard bench serve --clients 1,8,32\n"
-        "  switchyard bench serve --rate 10,20,50 --lengths chat --json\n"
-        "  switchyard bench serve --clients 8 --prefixes 10 --prefix-tokens 1024 --requests 200\n"
-        "  switchyard bench serve --in-process models/demo --rate 50\n"
-        "  switchyard bench serve --clients 1000 --distinct 20 --requests 4000\n",
+    .doc = "Puts load on a server of the OpenAI API and prints time to first token (ttft), time "
+           "between tokens (itl) and time of the whole answer (e2e), with tokens/s of all clients."
+           "\v"
+           "Requests are streams of /v1/completions with token ids as prompts, temperature 0 and "
+           "ignore_eos. A row is verified when every request was answered with the tokens asked "
+           "for, and, with --distinct, with the text that it gets alone. In an open loop times "
+           "count from when a request was due.\n\n"
+           "Examples:\n"
+           "  switchyard bench serve --clients 1,8,32\n"
+           "  switchyard bench serve --rate 10,20,50 --lengths chat --json\n"
+           "  switchyard bench serve --clients 8 --prefixes 10 --prefix-tokens 1024 \\\n"
+           "      --requests 200\n"
+           "  switchyard bench serve --in-process models/demo --rate 50\n"
+           "  switchyard bench serve --clients 1000 --distinct 20 --requests 4000\n",
 };
 
 /* ---- rows -------------------------------------------------------------------------------- */
@@ -413,7 +413,7 @@ int yard_bench_serve(int argc, char **argv)
     yard_error err = { 0 };
     yard_status st;
 
-    yard_cli_parse_args(&serve_argp, "switchyard bench serve", argc, argv, a);
+    yard_cli_parse_args(&serve_argp, "switchyard bench serve", argc, argv, 0, a);
     check(a, &err);
     if (err.message[0])
         return yard_cli_usage("bench serve", "%s", err.message);

@@ -352,7 +352,7 @@ int yard_cmd_chat(int argc, char **argv)
     yard_error err = { 0 };
     int rc;
 
-    yard_cli_parse_args(&chat_argp, "switchyard chat", argc, argv, &c.args);
+    yard_cli_parse_args(&chat_argp, "switchyard chat", argc, argv, 0, &c.args);
     c.args.engine.model_dir = c.args.model;
     c.args.engine.max_seqs = 1;
 

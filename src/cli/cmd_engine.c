@@ -74,7 +74,8 @@ static const struct argp engine_argp = {
         "Examples:\n"
         "  switchyard engine models/demo --listen unix:/run/demo.sock\n"
         "  switchyard engine models/demo --ranks 8 --tp 2 --listen 10.0.0.1:9000\n"
-        "  mpirun -np 4 --map-by node switchyard engine MODEL --ranks 8 --listen 0.0.0.0:9000\n",
+        "  mpirun -np 4 --map-by node switchyard engine MODEL --ranks 8 \\\n"
+        "      --listen 0.0.0.0:9000\n",
     .children = children,
 };
 
@@ -190,7 +191,7 @@ int yard_cmd_engine(int argc, char **argv)
     yard_error err = { 0 };
     yard_status st;
 
-    yard_cli_parse_args(&engine_argp, "switchyard engine", argc, argv, &args);
+    yard_cli_parse_args(&engine_argp, "switchyard engine", argc, argv, 0, &args);
     args.engine.model_dir = args.model;
     catch_signals();
     st = yard_pod_options_config(&args.pod, &args.engine, &storage, &config, &err);

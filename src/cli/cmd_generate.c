@@ -218,7 +218,7 @@ int yard_cmd_generate(int argc, char **argv)
     yard_error err = { 0 };
     int rc;
 
-    yard_cli_parse_args(&generate_argp, "switchyard generate", argc, argv, &args);
+    yard_cli_parse_args(&generate_argp, "switchyard generate", argc, argv, 0, &args);
     args.engine.model_dir = args.model;
     if (!args.sampling.max_tokens_given)
         args.sampling.max_tokens = DEFAULT_MAX_TOKENS;

@@ -338,7 +338,7 @@ int yard_cmd_inspect(int argc, char **argv)
     yard_error err = { 0 };
     yard_status st;
 
-    yard_cli_parse_args(&inspect_argp, "switchyard inspect", argc, argv, &args);
+    yard_cli_parse_args(&inspect_argp, "switchyard inspect", argc, argv, 0, &args);
     args.layout = complete_layout(args.layout);
     st = yard_model_config_load(&c, args.model, yard_cli_notify(), &err);
     if (!st)

@@ -262,7 +262,7 @@ int yard_cmd_logits(int argc, char **argv)
     yard_status st;
     int rc;
 
-    yard_cli_parse_args(&logits_argp, "switchyard logits", argc, argv, &args);
+    yard_cli_parse_args(&logits_argp, "switchyard logits", argc, argv, 0, &args);
     args.engine.model_dir = args.model;
     args.engine.max_seqs = 1;
     args.engine.mtp = args.mtp;

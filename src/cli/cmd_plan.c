@@ -39,7 +39,8 @@ static const struct argp point_argp = {
         "\n\nExamples:\n"
         "  switchyard plan --gpu h100 --ep 128 --batch 128 --schedule micro-batch\n"
         "  switchyard plan --gpu h200 --ep 8 --tp 8 --json\n"
-        "  switchyard plan --prefill --gpu h800 --ep 32 --copies node --efficiency public\n"
+        "  switchyard plan --prefill --gpu h800 --ep 32 --copies node \\\n"
+        "      --efficiency public\n"
         "  switchyard plan sweep --out plots\n"
         "  switchyard plan validate\n",
 };
@@ -72,7 +73,7 @@ static int run_point(int argc, char **argv)
     yard_status st;
     bool usage = false;
 
-    yard_cli_parse_args(&point_argp, "switchyard plan", argc, argv, &o);
+    yard_cli_parse_args(&point_argp, "switchyard plan", argc, argv, 0, &o);
     st = yard_plan_options_resolve(&o, &usage, &err);
     if (!st && (o.ep.n > 1 || o.tp.n > 1 || o.batch.n > 1)) {
         usage = true;

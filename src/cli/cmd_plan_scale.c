@@ -80,15 +80,15 @@ static const struct argp scale_argp = {
     .parser = parse,
     .children = children,
     .args_doc = "",
-    .doc =
-        "Extrapolates: larger groups (experts are replicated where there are more ranks than "
-        "experts), NVLink islands joined by the network, a machine lost for an hour, traffic by "
-        "hour. "
-        "Nothing here was measured."
-        "\vExamples:\n"
-        "  switchyard plan scale --gpu h100 --batch 64\n"
-        "  switchyard plan scale --gpu gb200 --weights nvfp4 --batch 128 --ep 8,18,36,72,144,288\n"
-        "  switchyard plan scale --ep 128 --batch 64 --requests 2000\n",
+    .doc = "Extrapolates: larger groups (experts are replicated where there are more ranks than "
+           "experts), NVLink islands joined by the network, a machine lost for an hour, traffic by "
+           "hour. "
+           "Nothing here was measured."
+           "\vExamples:\n"
+           "  switchyard plan scale --gpu h100 --batch 64\n"
+           "  switchyard plan scale --gpu gb200 --weights nvfp4 --batch 128 \\\n"
+           "      --ep 8,18,36,72,144,288\n"
+           "  switchyard plan scale --ep 128 --batch 64 --requests 2000\n",
 };
 
 /* ---- the tables ------------------------------------------------------------------------------ */
@@ -273,7 +273,7 @@ int yard_plan_scale_main(int argc, char **argv)
     bool usage = false;
     yard_status st;
 
-    yard_cli_parse_args(&scale_argp, "switchyard plan scale", argc, argv, &args);
+    yard_cli_parse_args(&scale_argp, "switchyard plan scale", argc, argv, 0, &args);
     st = scale(&args, &usage, &err);
     yard_plan_options_release(&args.o);
     if (st)

@@ -127,7 +127,8 @@ static const struct argp sweep_argp = {
            "\vExamples:\n"
            "  switchyard plan sweep --out plots\n"
            "  switchyard plan sweep --min-speed 40 --max-ttft 2000 --price 2.2\n"
-           "  switchyard plan sweep --gpu gb200 --weights nvfp4 --ep 8,16,32,64 --tp 1,2,4\n"
+           "  switchyard plan sweep --gpu gb200 --weights nvfp4 --ep 8,16,32,64 \\\n"
+           "      --tp 1,2,4\n"
            "  switchyard plan sweep --model llama-3-70b --gpu h100 --query 1\n",
 };
 
@@ -377,7 +378,7 @@ int yard_plan_sweep_main(int argc, char **argv)
     bool usage = false;
     yard_status st;
 
-    yard_cli_parse_args(&sweep_argp, "switchyard plan sweep", argc, argv, &args);
+    yard_cli_parse_args(&sweep_argp, "switchyard plan sweep", argc, argv, 0, &args);
     st = sweep(&args, &usage, &err);
     yard_plan_options_release(&args.o);
     if (st)

@@ -200,7 +200,7 @@ int yard_plan_validate_main(int argc, char **argv)
     yard_status st;
     int rc;
 
-    yard_cli_parse_args(&validate_argp, "switchyard plan validate", argc, argv, &args);
+    yard_cli_parse_args(&validate_argp, "switchyard plan validate", argc, argv, 0, &args);
     if (args.fit + args.predictions + (args.json || args.frozen) > 1) {
         free(t);
         return yard_cli_usage("plan",

@@ -291,9 +291,7 @@ int yard_cmd_run(int argc, char **argv)
     job j = { 0 };
     sigset_t mask;
 
-    argp_err_exit_status = YARD_EXIT_USAGE;
-    argv[0] = (char *)"switchyard run";
-    argp_parse(&argp, argc, argv, ARGP_IN_ORDER, NULL, &j);
+    yard_cli_parse_args(&argp, "switchyard run", argc, argv, ARGP_IN_ORDER, &j);
     j.pids = calloc(j.n_ranks, sizeof(*j.pids));
     if (!j.pids || !make_names(&j)) {
         fprintf(stderr, "switchyard run: no memory for %u ranks\n", j.n_ranks);

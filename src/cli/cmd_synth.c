@@ -145,7 +145,8 @@ static const struct argp synth_argp = {
            "generate and logits take --ids with it. If writing fails, or Ctrl-C or another "
            "signal stops it (exit code 128 + its number), what was written is removed.\n\n"
            "Examples:\n"
-           "  switchyard synth --arch deepseek-v3 --layers 4 --dense-layers 1 --out /data/v3-4\n"
+           "  switchyard synth --arch deepseek-v3 --layers 4 --dense-layers 1 \\\n"
+           "      --out /data/v3-4\n"
            "  switchyard synth --arch mixtral-8x7b --layers 2 --out /data/mixtral-2\n"
            "  switchyard synth --config models/demo/config.json --seed 7 --out /tmp/small\n",
 };
@@ -204,7 +205,7 @@ int yard_cmd_synth(int argc, char **argv)
     yard_error err = { 0 };
     yard_status st;
 
-    yard_cli_parse_args(&synth_argp, "switchyard synth", argc, argv, &args);
+    yard_cli_parse_args(&synth_argp, "switchyard synth", argc, argv, 0, &args);
     st = read_dimensions(&args, &c, &err);
     if (!st)
         st = apply_options(&args, &c, &err);

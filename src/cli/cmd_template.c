@@ -93,7 +93,7 @@ int yard_cmd_template(int argc, char **argv)
     arguments args = { 0 };
     yard_error err = { 0 };
 
-    yard_cli_parse_args(&argp, "switchyard template", argc, argv, &args);
+    yard_cli_parse_args(&argp, "switchyard template", argc, argv, 0, &args);
     if (!args.messages)
         return yard_cli_usage("template", "want --messages FILE");
     if (run(&args, &err) != YARD_OK)

@@ -93,7 +93,7 @@ int yard_cmd_tokenize(int argc, char **argv)
     size_t n_input = 0;
     yard_status st;
 
-    yard_cli_parse_args(&argp, "switchyard tokenize", argc, argv, &args);
+    yard_cli_parse_args(&argp, "switchyard tokenize", argc, argv, 0, &args);
     if (args.plain && args.decode)
         return yard_cli_usage("tokenize", "--plain is about text, --decode reads ids");
     st = yard_cli_check_model(args.model, &err);

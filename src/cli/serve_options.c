@@ -262,7 +262,8 @@ static const char doc[] =
     "does not. Whoever can reach the address can use the model: set --api-key before --host.\n\n"
     "Examples:\n"
     "  switchyard serve models/demo --port 8080\n"
-    "  switchyard serve models/demo --ranks 2 --api-key-file keys.txt --host 0.0.0.0\n"
+    "  switchyard serve models/demo --ranks 2 --api-key-file keys.txt \\\n"
+    "      --host 0.0.0.0\n"
     "  switchyard serve models/demo --engines node0:9000,node1:9000\n";
 
 /* /models/demo/ is "demo". */
@@ -293,7 +294,7 @@ void yard_serve_options_parse(yard_serve_options *out, int argc, char **argv)
                                  .http = YARD_HTTP_CONFIG_INIT };
     engine.options = yard_engine_argp.options;
     pod.options = yard_pod_argp.options;
-    yard_cli_parse_args(&argp, "switchyard serve", argc, argv, &p);
+    yard_cli_parse_args(&argp, "switchyard serve", argc, argv, 0, &p);
     if (!out->served_name) {
         out->default_name = last_part(out->model);
         out->served_name = out->default_name ? out->default_name : out->model;

@@ -16,11 +16,15 @@ full()
 commands='generate chat tokenize template logits inspect synth bench'
 "$SWITCHYARD" --help >"$dir/help" || fail "--help: want exit code 0"
 "$SWITCHYARD" -h | cmp - "$dir/help" || fail "-h is not --help"
-for command in $commands 'bench engine'; do
+for command in $commands run engine serve plan 'plan sweep' 'plan scale' 'plan validate' \
+    'bench engine' 'bench ep' 'bench load' 'bench ops' 'bench roofline' 'bench serve'; do
     "$SWITCHYARD" $command --help >"$dir/help" || fail "$command --help: want exit code 0"
     "$SWITCHYARD" $command -h >"$dir/short" 2>&1 || fail "$command -h: want exit code 0"
     cmp -s "$dir/help" "$dir/short" || fail "$command -h is not --help: $(head -1 "$dir/short")"
     grep -q "Usage: switchyard $command" "$dir/short" || fail "$command -h: no usage"
+    # a line of an example that was broken cannot be copied
+    awk '/^Examples:/ { n = 1; next } /^$/ { n = 0 } n && !/^  / { print; exit 1 }' "$dir/short" >"$dir/out" ||
+        fail "$command -h: an example goes on in '$(cat "$dir/out")'"
 done
 "$SWITCHYARD" generate $model --prompt -h --max-tokens 1 >"$dir/out" 2>&1 ||
     fail "-h as an option's value: $(cat "$dir/out")"
