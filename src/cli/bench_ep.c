@@ -335,13 +335,13 @@ static yard_status print_row(ep_bench *b, const yard_bench_ep_group *g, const ch
 }
 
 static yard_status print_rows(ep_bench *b, const yard_bench_ep_group *g, const char *transport,
-                              const char *variant, const yard_bench_ep_result *results,
+                              const char *variant, const yard_bench_ep_result *results, uint32_t n,
                               yard_error *err)
 {
     const bool pair_only = g->peer && g->peer->pair_only;
     yard_status st = YARD_OK;
 
-    for (uint32_t i = 0; i < g->settings->tokens.n; i++)
+    for (uint32_t i = 0; i < n; i++)
         for (int phase = pair_only ? YARD_BENCH_EP_PAIR : 0;
              st == YARD_OK && phase < YARD_BENCH_EP_N_PHASES; phase++) {
             st = print_row(b, g, transport, variant, phase, i, &results[i], err);
@@ -375,12 +375,15 @@ static yard_status run_group(ep_bench *b, const yard_bench_ep_peer *peer, bool p
                                     .partial = partial,
                                     .flat = flat,
                                     .namespaces = peer->network && b->namespaces };
-    yard_status st;
+    uint32_t n_done;
+    yard_status st, printed;
 
     if (peer->one_token)
         settings.tokens = (yard_bench_list){ 1, { 1 } };
-    st = yard_bench_ep_run_group(&g, results, err);
-    return st == YARD_OK ? print_rows(b, &g, peer->name, peer->variant, results, err) : st;
+    st = yard_bench_ep_run_group(&g, results, &n_done, err);
+    printed =
+        print_rows(b, &g, peer->name, peer->variant, results, n_done, st == YARD_OK ? err : NULL);
+    return st == YARD_OK ? printed : st;
 }
 
 /* Every mode and layout that was asked for; flat is the same on the wire, so it says nothing new of
@@ -424,7 +427,7 @@ static yard_status run_mpi(ep_bench *b, yard_error *err)
         if (st != YARD_OK)
             st = left_out("mpi", variant, st, err);
         else
-            st = print_rows(b, &g, "mpi", variant, results, err);
+            st = print_rows(b, &g, "mpi", variant, results, g.settings->tokens.n, err);
     }
     return st;
 }

@@ -14,6 +14,8 @@ enum { YARD_BENCH_EP_MAX_RANKS = 64, YARD_BENCH_EP_MIN_REPEATS = 5 };
 /* A case ends after so long, whatever --repeat says, once it has YARD_BENCH_EP_MIN_REPEATS. */
 enum { YARD_BENCH_EP_CASE_US = 3000000 };
 enum { YARD_BENCH_EP_TIMEOUT_US = 60000000 };
+/* Ranks that come no further for so long are ended; when another one failed, much sooner. */
+enum { YARD_BENCH_EP_STUCK_US = 2 * YARD_BENCH_EP_TIMEOUT_US, YARD_BENCH_EP_LEFT_US = 10000000 };
 
 enum { YARD_BENCH_EP_DISPATCH, YARD_BENCH_EP_COMBINE, YARD_BENCH_EP_PAIR, YARD_BENCH_EP_N_PHASES };
 
@@ -49,7 +51,12 @@ typedef struct yard_bench_ep_rank {
     uint8_t *group_id;      /* [YARD_EP_NCCL_ID_BYTES] shared by the ranks; port says it is there */
     yard_bench_ep_data *data; /* of the current number of tokens */
     void *impl;
+    void *group; /* of bench_ep_ranks.c */
 } yard_bench_ep_rank;
+
+/* For measure: repeats to take when one lasts us, at most n_repeats. Every rank calls it; the
+ * first call of a case decides for all ranks and later calls. 0: another rank failed. */
+uint32_t yard_bench_ep_agree(void *rank, double us);
 
 /* Calls come in this order: open, then for each number of tokens prepare and many exchanges, then
  * close, also after a failed open. dispatch and combine are what is timed. */
@@ -95,10 +102,12 @@ typedef struct yard_bench_ep_group {
 } yard_bench_ep_group;
 
 /* Starts the ranks, measures, and reaps them; nothing of them is left whatever happens.
- *   out  [settings->tokens.n]
- * Errors: YARD_ENOTSUP when the peer cannot be opened here, else what a rank met. */
+ *   out     [settings->tokens.n]
+ *   n_done  how many of out are there, also when a later one failed
+ * Errors: YARD_ENOTSUP when the peer cannot be opened here; YARD_ETIMEDOUT names the rank that came
+ * no further, and what it was at; else what a rank met. */
 yard_status yard_bench_ep_run_group(const yard_bench_ep_group *g, yard_bench_ep_result *out,
-                                    yard_error *err);
+                                    uint32_t *n_done, yard_error *err);
 
 /* The same by the helper program ep_mpi under mpirun, one result for each number of tokens.
  * Errors: YARD_ENOTSUP when one of them is not there. */

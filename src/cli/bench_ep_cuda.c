@@ -199,7 +199,7 @@ static yard_status subtract_fillers(yard_ep_bench *b, const yard_ep_bench_plan *
 
     if (!alone)
         return yard_fail(err, YARD_ENOMEM, "bench: no memory for samples");
-    st = yard_ep_bench_fillers(b, plan, alone, err);
+    st = yard_ep_bench_fillers(b, plan, alone, NULL, NULL, err);
     if (st == YARD_OK)
         yard_bench_fill(&row, alone, plan->n_samples);
     for (uint32_t i = 0; i < plan->n_samples; i++)
@@ -215,7 +215,9 @@ static yard_status measure(yard_bench_ep_rank *r, double *samples_us, uint32_t *
     yard_ep_bench_plan plan = { .launch =
                                     r->peer->single ? YARD_EP_BENCH_SINGLE : YARD_EP_BENCH_GRAPH,
                                 .between_us = r->peer->between_us,
-                                .cold = r->peer->cold };
+                                .cold = r->peer->cold,
+                                .agree = yard_bench_ep_agree,
+                                .ctx = r };
     const uint32_t n_repeats = (uint32_t)r->settings->n_repeats;
     const bool large = r->data->shape.n_tokens > MAX_SETS_TOKENS;
     double *dispatch_us = samples_us + (size_t)YARD_BENCH_EP_DISPATCH * n_repeats;
@@ -232,12 +234,13 @@ static yard_status measure(yard_bench_ep_rank *r, double *samples_us, uint32_t *
     plan.phases = false;
     if (st == YARD_OK)
         st = yard_ep_bench_time(b, &plan, pair_us, NULL, NULL, err);
-    if (st == YARD_OK && (plan.cold || plan.between_us))
+    if (st == YARD_OK) /* what was agreed upon */
+        *n = plan.n_samples = yard_bench_ep_agree(r, 0);
+    if (st == YARD_OK && *n > 0 && (plan.cold || plan.between_us))
         st = subtract_fillers(b, &plan, pair_us, err);
     if (st == YARD_OK)
         st = exchange_set(r, b, err);
     yard_ep_bench_destroy(b);
-    *n = n_repeats;
     return st;
 }
 

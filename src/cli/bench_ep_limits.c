@@ -131,10 +131,11 @@ yard_status yard_bench_ep_run_limits(const yard_bench_ep_settings *settings, boo
 {
     yard_bench_ep_settings once = *settings;
     const yard_bench_ep_group g = { .settings = &once, .peer = &limits_peer };
+    uint32_t n_done;
     yard_status st;
 
     once.tokens = (yard_bench_list){ 1, { 1 } };
-    st = yard_bench_ep_run_group(&g, out, err);
+    st = yard_bench_ep_run_group(&g, out, &n_done, err);
     if (st == YARD_OK)
         return print_limits(out, settings->n_ranks, json, err);
     *out = (yard_bench_ep_result){ 0 };

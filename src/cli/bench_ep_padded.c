@@ -123,13 +123,18 @@ static yard_status time_padded(yard_bench_ep_rank *r, double *samples_us, uint32
     const yard_ep_bench_plan plan = { .launch = YARD_EP_BENCH_GRAPH,
                                       .n_samples = n_repeats,
                                       .n_pairs = large ? LARGE_PAIRS : PAIRS,
-                                      .phases = true };
+                                      .phases = true,
+                                      .agree = yard_bench_ep_agree,
+                                      .ctx = r };
     padded_side *s = r->impl;
+    const yard_status st =
+        yard_ep_bench_time(s->bench, &plan, samples_us + (size_t)YARD_BENCH_EP_PAIR * n_repeats,
+                           samples_us + (size_t)YARD_BENCH_EP_DISPATCH * n_repeats,
+                           samples_us + (size_t)YARD_BENCH_EP_COMBINE * n_repeats, err);
 
-    *n = n_repeats;
-    return yard_ep_bench_time(s->bench, &plan, samples_us + (size_t)YARD_BENCH_EP_PAIR * n_repeats,
-                              samples_us + (size_t)YARD_BENCH_EP_DISPATCH * n_repeats,
-                              samples_us + (size_t)YARD_BENCH_EP_COMBINE * n_repeats, err);
+    if (st == YARD_OK)
+        *n = yard_bench_ep_agree(r, 0);
+    return st;
 }
 
 static void poison_padded(yard_bench_ep_rank *r)

@@ -23,13 +23,22 @@ typedef struct shared {
     _Atomic uint32_t n_left;                /* ranks in their own namespace */
     _Atomic uint32_t n_opened;              /* ranks whose peer is open */
     _Atomic uint32_t stop_at;               /* repeats of the current case; rank 0 shortens it */
+    _Atomic uint32_t n_agreed;              /* the same where the device times; rank 0 says it */
     _Atomic uint32_t port;
     uint8_t group_id[YARD_EP_NCCL_ID_BYTES];
     char rendezvous[64];
 } shared;
 
+/* What a rank is at; its parent ends those that stay there. */
+typedef enum step { OPEN, PREPARE, FIRST, TIMED, LAST, CLOSE } step;
+static const char *const step_text[] = { "open",          "prepare",       "first exchange",
+                                         "timed repeats", "last exchange", "close" };
+
 /* What a rank leaves for its parent. */
 typedef struct report {
+    _Atomic uint64_t since_us; /* of its last progress */
+    _Atomic uint32_t step, n_tokens;
+    _Atomic uint32_t n_done; /* results that are there */
     yard_error err;
     yard_bench_ep_result results[YARD_BENCH_MAX_LIST];
 } report;
@@ -44,6 +53,15 @@ typedef struct group {
 } group;
 
 /* ---- in a rank ---- */
+
+static void progress(const group *g, uint32_t rank, step at, uint32_t n_tokens)
+{
+    report *mine = &g->reports[rank];
+
+    atomic_store(&mine->step, at);
+    atomic_store(&mine->n_tokens, n_tokens);
+    atomic_store(&mine->since_us, yard_now_us());
+}
 
 /* All ranks leave within a fraction of a microsecond when each has a core. */
 static yard_status barrier(const group *g, yard_error *err)
@@ -128,6 +146,7 @@ static yard_status repeat(const group *g, yard_bench_ep_rank *r, double *samples
         if (st != YARD_OK || i >= atomic_load(&g->shared->stop_at))
             break;
         st = exchange(g->g->peer, r, us, err);
+        progress(g, r->rank, TIMED, r->data->shape.n_tokens);
         if (i < n_warmup)
             continue;
         for (int phase = 0; phase < YARD_BENCH_EP_N_PHASES; phase++)
@@ -135,6 +154,33 @@ static yard_status repeat(const group *g, yard_bench_ep_rank *r, double *samples
         (*n)++;
     }
     return st;
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* What rank 0 writes before the first barrier, all have read behind the second. */
+uint32_t yard_bench_ep_agree(void *rank, double us)
+{
+    const yard_bench_ep_rank *r = rank;
+    const group *g = r->group;
+    const uint64_t n_repeats = r->settings->n_repeats;
+    const double n = us > 0 ? YARD_BENCH_EP_CASE_US / us : (double)n_repeats;
+    uint32_t agreed;
+
+    progress(g, r->rank, TIMED, r->data->shape.n_tokens);
+    if (r->rank == 0 && atomic_load(&g->shared->n_agreed) == 0)
+        atomic_store(&g->shared->n_agreed,
+                     n >= (double)n_repeats ? (uint32_t)n_repeats
+                     : n < YARD_BENCH_EP_MIN_REPEATS
+                         ? (uint32_t)least(YARD_BENCH_EP_MIN_REPEATS, n_repeats)
+                         : (uint32_t)n);
+    if (barrier(g, NULL) != YARD_OK)
+        return 0;
+    agreed = atomic_load(&g->shared->n_agreed);
+    return barrier(g, NULL) == YARD_OK ? agreed : 0;
 }
 
 static double larger(double a, double b)
@@ -167,6 +213,20 @@ static void summarise(const group *g, const yard_bench_ep_rank *r, double *sampl
     }
 }
 
+/* The timed repeats; their time is limited, so there may be fewer than were asked for. */
+static yard_status run_timed(const group *g, yard_bench_ep_rank *r, double *samples_us, uint32_t *n,
+                             yard_error *err)
+{
+    yard_status st;
+
+    if (!g->g->peer->measure)
+        return repeat(g, r, samples_us, n, err);
+    if (r->rank == 0) /* all have read that of the case before */
+        atomic_store(&g->shared->n_agreed, 0);
+    st = g->g->peer->measure(r, samples_us, n, err);
+    return st == YARD_OK && *n == 0 ? yard_fail(err, YARD_EPEER, "another rank failed") : st;
+}
+
 /* One number of tokens. The first and the last exchange have values of their own, so that nothing
  * that an earlier one left can pass for them; the last timed repeat is checked too. */
 static yard_status run_case(const group *g, yard_bench_ep_rank *r, uint32_t n_tokens,
@@ -183,20 +243,24 @@ static yard_status run_case(const group *g, yard_bench_ep_rank *r, uint32_t n_to
                                         .grouped = s->grouped };
     double *samples_us = malloc(YARD_BENCH_EP_N_PHASES * s->n_repeats * sizeof(*samples_us));
     uint32_t n = 0;
-    yard_status st = yard_bench_ep_data_create(&r->data, &shape, r->rank, err);
+    yard_status st;
 
+    progress(g, r->rank, PREPARE, n_tokens);
+    st = yard_bench_ep_data_create(&r->data, &shape, r->rank, err);
     if (st == YARD_OK && !samples_us)
         st = yard_fail(err, YARD_ENOMEM, "bench: no memory for samples");
     if (st == YARD_OK)
         st = g->g->peer->prepare(r, err);
     out->verified = true;
+    progress(g, r->rank, FIRST, n_tokens);
     if (st == YARD_OK)
         st = exchange_checked(g, r, 1, &out->verified, err);
+    progress(g, r->rank, TIMED, n_tokens);
     if (st == YARD_OK) {
         yard_bench_ep_fill(r->data, 2);
-        st = g->g->peer->measure ? g->g->peer->measure(r, samples_us, &n, err)
-                                 : repeat(g, r, samples_us, &n, err);
+        st = run_timed(g, r, samples_us, &n, err);
     }
+    progress(g, r->rank, LAST, n_tokens);
     if (st == YARD_OK)
         out->verified = out->verified && g->g->peer->check(r, err);
     if (st == YARD_OK)
@@ -269,7 +333,8 @@ static yard_status rank_main(group *g, uint32_t rank, yard_error *err)
                              .host = g->g->namespaces ? yard_bench_ep_link_host(rank) : "127.0.0.1",
                              .rendezvous = g->shared->rendezvous,
                              .port = &g->shared->port,
-                             .group_id = g->shared->group_id };
+                             .group_id = g->shared->group_id,
+                             .group = g };
     yard_status st;
 
     pin(rank, g->n_ranks);
@@ -278,8 +343,11 @@ static yard_status rank_main(group *g, uint32_t rank, yard_error *err)
         st = g->g->peer->open(&r, err);
     if (st == YARD_OK)
         atomic_fetch_add(&g->shared->n_opened, 1);
-    for (uint32_t i = 0; st == YARD_OK && i < r.settings->tokens.n; i++)
+    for (uint32_t i = 0; st == YARD_OK && i < r.settings->tokens.n; i++) {
         st = run_case(g, &r, r.settings->tokens.value[i], &mine->results[i], err);
+        atomic_fetch_add(&mine->n_done, st == YARD_OK);
+    }
+    progress(g, rank, CLOSE, 0);
     g->g->peer->close(&r);
     return st;
 }
@@ -312,8 +380,10 @@ static yard_status start(group *g, yard_error *err)
 
     fflush(NULL); /* children inherit what is buffered */
     for (uint32_t rank = 0; rank < g->n_ranks; rank++) {
-        const pid_t pid = fork();
+        pid_t pid;
 
+        progress(g, rank, OPEN, 0);
+        pid = fork();
         if (pid == 0) {
             if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent)
                 _exit(EXIT_FAILURE);
@@ -341,13 +411,39 @@ static void note_end(group *g, uint32_t rank, int status, yard_error *err)
     atomic_store(&g->shared->aborted, true);
 }
 
+/* Nobody waits for ever: neither for a rank whose library or device does not answer, nor for one
+ * that waits for a rank which has failed. */
+static bool find_stuck(const group *g, yard_error *err)
+{
+    const uint64_t limit_us =
+        atomic_load(&g->shared->aborted) ? YARD_BENCH_EP_LEFT_US : YARD_BENCH_EP_STUCK_US;
+    uint64_t since_us = yard_now_us() - limit_us;
+    uint32_t stuck = UINT32_MAX, n_tokens;
+    char tokens[32] = "";
+
+    for (uint32_t rank = 0; rank < g->n_ranks; rank++)
+        if (g->pids[rank] > 0 && atomic_load(&g->reports[rank].since_us) < since_us) {
+            since_us = atomic_load(&g->reports[rank].since_us);
+            stuck = rank; /* others wait for the one that has been there for longest */
+        }
+    if (stuck == UINT32_MAX)
+        return false;
+    n_tokens = atomic_load(&g->reports[stuck].n_tokens);
+    if (n_tokens > 0)
+        snprintf(tokens, sizeof(tokens), " of %u tokens", n_tokens);
+    if (err->status == YARD_OK)
+        yard_fail(err, YARD_ETIMEDOUT, "rank %u: %s%s: no end within %.0f s", stuck,
+                  step_text[atomic_load(&g->reports[stuck].step)], tokens, (double)limit_us / 1e6);
+    return true;
+}
+
 /* Reaps the ranks; joins the namespaces as soon as both ranks are in theirs. */
 static yard_status watch(group *g, yard_error *err)
 {
     yard_error found = { 0 };
     uint32_t n_running = g->n_ranks;
 
-    while (n_running > 0) {
+    while (n_running > 0 && !find_stuck(g, &found)) {
         const bool joins = g->g->namespaces && !atomic_load(&g->shared->linked);
 
         if (joins && atomic_load(&g->shared->n_left) == g->n_ranks) {
@@ -372,13 +468,18 @@ static yard_status watch(group *g, yard_error *err)
     return found.status;
 }
 
+/* A process whose device hangs may stay in the kernel: it is left behind. */
 static void kill_all(group *g)
 {
+    const uint64_t until_us = yard_now_us() + YARD_BENCH_EP_LEFT_US;
+
     for (uint32_t rank = 0; rank < g->n_ranks; rank++)
-        if (g->pids[rank] > 0) {
+        if (g->pids[rank] > 0)
             kill(g->pids[rank], SIGKILL);
-            waitpid(g->pids[rank], NULL, 0);
-        }
+    for (uint32_t rank = 0; rank < g->n_ranks; rank++)
+        while (g->pids[rank] > 0 && waitpid(g->pids[rank], NULL, WNOHANG) == 0 &&
+               yard_now_us() < until_us)
+            usleep(1000);
 }
 
 static void merge(const group *g, uint32_t tokens_idx, yard_bench_ep_result *out)
@@ -411,12 +512,22 @@ static void tell_wrong(const group *g)
                     g->reports[rank].err.message);
 }
 
+static uint32_t count_done(const group *g)
+{
+    uint32_t n = g->g->settings->tokens.n;
+
+    for (uint32_t rank = 0; rank < g->n_ranks; rank++)
+        n = (uint32_t)least(n, atomic_load(&g->reports[rank].n_done));
+    return n;
+}
+
 yard_status yard_bench_ep_run_group(const yard_bench_ep_group *of, yard_bench_ep_result *out,
-                                    yard_error *err)
+                                    uint32_t *n_done, yard_error *err)
 {
     group g = { .g = of, .n_ranks = of->settings->n_ranks };
     yard_status st = share_memory(&g, err);
 
+    *n_done = 0;
     if (st != YARD_OK)
         return st;
     st = start(&g, err);
@@ -425,7 +536,8 @@ yard_status yard_bench_ep_run_group(const yard_bench_ep_group *of, yard_bench_ep
     kill_all(&g);
     if (st == YARD_OK)
         tell_wrong(&g);
-    for (uint32_t i = 0; st == YARD_OK && i < of->settings->tokens.n; i++)
+    *n_done = count_done(&g);
+    for (uint32_t i = 0; i < *n_done; i++)
         merge(&g, i, &out[i]);
     munmap(g.shared, g.shared_bytes);
     return st;

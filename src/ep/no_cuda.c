@@ -54,7 +54,7 @@ yard_status yard_ep_bench_time(yard_ep_bench *b, const yard_ep_bench_plan *plan,
 }
 
 yard_status yard_ep_bench_fillers(yard_ep_bench *b, const yard_ep_bench_plan *plan, double *pair,
-                                  yard_error *err)
+                                  double *dispatch, double *combine, yard_error *err)
 {
     return no_cuda(err);
 }

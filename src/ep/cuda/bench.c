@@ -105,8 +105,8 @@ yard_status yard_ep_bench_make_events(yard_ep_bench *b, yard_error *err)
         rc = cudaEventCreate(&b->begun);
     if (rc == cudaSuccess)
         rc = cudaEventCreate(&b->ended);
-    for (uint32_t i = 0; i < YARD_EP_BENCH_MAX_PAIRS * 3 && rc == cudaSuccess; i++)
-        rc = cudaEventCreate(&b->mark[i / 3][i % 3]);
+    for (uint32_t i = 0; i < YARD_EP_BENCH_MAX_PAIRS * N_MARKS && rc == cudaSuccess; i++)
+        rc = cudaEventCreate(&b->mark[i / N_MARKS][i % N_MARKS]);
     return yard_ep_bench_failed(rc, "stream and events", err);
 }
 
@@ -153,9 +153,9 @@ void yard_ep_bench_destroy(yard_ep_bench *b)
                              b->expert, b->expert_x_scale, b->count,    b->device_tokens };
     for (size_t i = 0; i < sizeof(memory) / sizeof(memory[0]); i++)
         cudaFree(memory[i]);
-    for (uint32_t i = 0; i < YARD_EP_BENCH_MAX_PAIRS * 3; i++)
-        if (b->mark[i / 3][i % 3])
-            cudaEventDestroy(b->mark[i / 3][i % 3]);
+    for (uint32_t i = 0; i < YARD_EP_BENCH_MAX_PAIRS * N_MARKS; i++)
+        if (b->mark[i / N_MARKS][i % N_MARKS])
+            cudaEventDestroy(b->mark[i / N_MARKS][i % N_MARKS]);
     if (b->begun)
         cudaEventDestroy(b->begun);
     if (b->ended)
@@ -181,8 +181,23 @@ static cudaError_t fill_gap(yard_ep_bench *b, const what *w, bool behind_send)
     return cudaSuccess;
 }
 
-static yard_status dispatch(yard_ep_bench *b, uint32_t set, const what *w)
+static bool is_marked(const yard_ep_bench_plan *p)
 {
+    return p->phases || p->receives;
+}
+
+/* One that is read after a replay, where there is one. */
+static void set_mark(yard_ep_bench *b, const what *w, bool wanted, uint32_t pair, uint32_t mark)
+{
+    if (wanted)
+        cudaEventRecordWithFlags(b->mark[pair][mark], b->stream,
+                                 w->plan->launch == YARD_EP_BENCH_GRAPH ? cudaEventRecordExternal
+                                                                        : cudaEventRecordDefault);
+}
+
+static yard_status dispatch(yard_ep_bench *b, uint32_t pair, const what *w)
+{
+    const uint32_t set = pair % b->n_sets;
     const size_t first = (size_t)set * b->n_tokens, k = b->config.top_k;
     const yard_stream s = (yard_stream)b->stream;
     yard_status st = YARD_OK;
@@ -196,13 +211,14 @@ static yard_status dispatch(yard_ep_bench *b, uint32_t set, const what *w)
                                    b->expert + first * k, b->weight + first * k, b->device_tokens,
                                    s);
     fill_gap(b, w, true);
+    set_mark(b, w, w->plan->receives, pair, BEGIN_DISPATCH);
     if (w->calls && st == YARD_OK)
         st = yard_ep_dispatch_recv(b->round, b->expert_x, b->expert_x_scale, b->count, b->row_index,
                                    s);
     return st;
 }
 
-static yard_status combine(yard_ep_bench *b, const what *w)
+static yard_status combine(yard_ep_bench *b, uint32_t pair, const what *w)
 {
     yard_status st = YARD_OK;
 
@@ -212,6 +228,7 @@ static yard_status combine(yard_ep_bench *b, const what *w)
     if (w->calls)
         st = yard_ep_combine_send(b->round, b->expert_y, (yard_stream)b->stream);
     fill_gap(b, w, true);
+    set_mark(b, w, w->plan->receives, pair, BEGIN_COMBINE);
     if (w->calls && st == YARD_OK)
         st = yard_ep_combine_recv(b->round, b->y, (yard_stream)b->stream);
     return st;
@@ -219,21 +236,16 @@ static yard_status combine(yard_ep_bench *b, const what *w)
 
 static yard_status enqueue_pairs(yard_ep_bench *b, const what *w, uint32_t n, yard_error *err)
 {
-    /* a mark that is read after a replay, where there is one */
-    const unsigned int outside =
-        w->plan->launch == YARD_EP_BENCH_GRAPH ? cudaEventRecordExternal : cudaEventRecordDefault;
+    const yard_ep_bench_plan *p = w->plan;
     yard_status st = YARD_OK;
 
     for (uint32_t i = 0; i < n && st == YARD_OK; i++) {
-        if (w->plan->phases)
-            cudaEventRecordWithFlags(b->mark[i][0], b->stream, outside);
-        st = dispatch(b, i % b->n_sets, w);
-        if (w->plan->phases)
-            cudaEventRecordWithFlags(b->mark[i][1], b->stream, outside);
+        set_mark(b, w, p->phases, i, BEGIN_DISPATCH);
+        st = dispatch(b, i, w);
+        set_mark(b, w, is_marked(p), i, END_DISPATCH);
         if (st == YARD_OK)
-            st = combine(b, w);
-        if (w->plan->phases)
-            cudaEventRecordWithFlags(b->mark[i][2], b->stream, outside);
+            st = combine(b, i, w);
+        set_mark(b, w, is_marked(p), i, END_COMBINE);
     }
     if (st != YARD_OK)
         return yard_fail(err, st, "%s", b->ep ? yard_ep_error(b->ep) : "an all-to-all failed");
@@ -267,17 +279,19 @@ static yard_status record(yard_ep_bench *b, const what *w, cudaGraphExec_t *out,
 
 /* Mean of the pairs of one replay; the first pair of it found the stream idle and does not count.
  */
-static cudaError_t read_marks(const yard_ep_bench *b, uint32_t n_pairs, double *dispatch_us,
-                              double *combine_us)
+static cudaError_t read_marks(const yard_ep_bench *b, const what *w, uint32_t n_pairs,
+                              double *dispatch_us, double *combine_us)
 {
     const uint32_t first = n_pairs > 1;
+    const int begin_combine = w->plan->receives ? BEGIN_COMBINE : END_DISPATCH;
     double d = 0, c = 0;
 
     for (uint32_t i = first; i < n_pairs; i++) {
         float ms[2] = { 0, 0 };
-        cudaError_t rc = cudaEventElapsedTime(&ms[0], b->mark[i][0], b->mark[i][1]);
+        cudaError_t rc =
+            cudaEventElapsedTime(&ms[0], b->mark[i][BEGIN_DISPATCH], b->mark[i][END_DISPATCH]);
         if (rc == cudaSuccess)
-            rc = cudaEventElapsedTime(&ms[1], b->mark[i][1], b->mark[i][2]);
+            rc = cudaEventElapsedTime(&ms[1], b->mark[i][begin_combine], b->mark[i][END_COMBINE]);
         if (rc != cudaSuccess)
             return rc;
         d += (double)ms[0] * 1e3;
@@ -288,15 +302,23 @@ static cudaError_t read_marks(const yard_ep_bench *b, uint32_t n_pairs, double *
     return cudaSuccess;
 }
 
+static uint32_t agree(const yard_ep_bench_plan *p, float ms)
+{
+    const uint32_t n = p->agree ? p->agree(p->ctx, (double)ms * 1e3) : p->n_samples;
+
+    return n < p->n_samples ? n : p->n_samples;
+}
+
 static yard_status time_graph(yard_ep_bench *b, const what *w, double *pair, double *dispatch_us,
                               double *combine_us, yard_error *err)
 {
     const yard_ep_bench_plan *p = w->plan;
     cudaGraphExec_t graph = NULL;
     yard_status st = record(b, w, &graph, err);
+    uint32_t n = p->n_samples;
     cudaError_t rc = cudaSuccess;
 
-    for (uint32_t i = 0; st == YARD_OK && rc == cudaSuccess && i < p->n_samples + WARM_UP; i++) {
+    for (uint32_t i = 0; st == YARD_OK && rc == cudaSuccess && i < n + WARM_UP; i++) {
         const uint32_t at = i < WARM_UP ? 0 : i - WARM_UP;
         float ms = 0;
 
@@ -307,8 +329,10 @@ static yard_status time_graph(yard_ep_bench *b, const what *w, double *pair, dou
         if (rc == cudaSuccess)
             rc = cudaEventElapsedTime(&ms, b->begun, b->ended);
         pair[at] = (double)ms * 1e3 / p->n_pairs;
-        if (rc == cudaSuccess && p->phases)
-            rc = read_marks(b, p->n_pairs, &dispatch_us[at], &combine_us[at]);
+        if (rc == cudaSuccess && is_marked(p))
+            rc = read_marks(b, w, p->n_pairs, &dispatch_us[at], &combine_us[at]);
+        if (rc == cudaSuccess && i + 1 == WARM_UP)
+            n = agree(p, ms);
     }
     if (graph)
         cudaGraphExecDestroy(graph);
@@ -319,10 +343,11 @@ static yard_status time_single(yard_ep_bench *b, const what *w, double *pair, do
                                double *combine_us, yard_error *err)
 {
     const yard_ep_bench_plan *p = w->plan;
+    uint32_t n = p->n_samples;
     cudaError_t rc = cudaSuccess;
     yard_status st = YARD_OK;
 
-    for (uint32_t i = 0; st == YARD_OK && rc == cudaSuccess && i < p->n_samples + WARM_UP; i++) {
+    for (uint32_t i = 0; st == YARD_OK && rc == cudaSuccess && i < n + WARM_UP; i++) {
         const uint32_t at = i < WARM_UP ? 0 : i - WARM_UP;
         float ms = 0;
 
@@ -334,8 +359,10 @@ static yard_status time_single(yard_ep_bench *b, const what *w, double *pair, do
         if (rc == cudaSuccess)
             rc = cudaEventElapsedTime(&ms, b->begun, b->ended);
         pair[at] = (double)ms * 1e3;
-        if (rc == cudaSuccess && p->phases)
-            rc = read_marks(b, 1, &dispatch_us[at], &combine_us[at]);
+        if (rc == cudaSuccess && is_marked(p))
+            rc = read_marks(b, w, 1, &dispatch_us[at], &combine_us[at]);
+        if (rc == cudaSuccess && i + 1 == WARM_UP)
+            n = agree(p, ms);
     }
     return st == YARD_OK ? yard_ep_bench_failed(rc, "calls", err) : st;
 }
@@ -365,13 +392,14 @@ yard_status yard_ep_bench_time(yard_ep_bench *b, const yard_ep_bench_plan *plan,
 }
 
 yard_status yard_ep_bench_fillers(yard_ep_bench *b, const yard_ep_bench_plan *plan, double *pair,
-                                  yard_error *err)
+                                  double *dispatch_us, double *combine_us, yard_error *err)
 {
-    yard_ep_bench_plan unmarked = *plan;
-    const what w = { &unmarked, false };
+    yard_ep_bench_plan fillers = *plan;
+    const what w = { &fillers, false };
 
-    unmarked.phases = false;
-    return run_plan(b, &w, pair, NULL, NULL, err);
+    fillers.phases = plan->phases && dispatch_us && combine_us;
+    fillers.receives = false; /* nothing stands in them */
+    return run_plan(b, &w, pair, dispatch_us, combine_us, err);
 }
 
 /* ---- results ------------------------------------------------------------------------------- */
@@ -398,7 +426,7 @@ yard_status yard_ep_bench_exchange(yard_ep_bench *b, uint32_t set_idx, void *exp
     cudaMemsetAsync(b->y, 0x55, y_bytes, b->stream);
     st = dispatch(b, set_idx, &w);
     if (st == YARD_OK)
-        st = combine(b, &w);
+        st = combine(b, set_idx, &w);
     rc = cudaStreamSynchronize(b->stream);
     if (st == YARD_OK && rc == cudaSuccess)
         st = yard_ep_poll(b->ep);

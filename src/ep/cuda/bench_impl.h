@@ -8,6 +8,9 @@
 
 enum { YARD_EP_BENCH_MAX_PAIRS = 64 };
 
+/* Of a pair. Without a mark of its own, combine begins where dispatch ended. */
+enum { BEGIN_DISPATCH, END_DISPATCH, BEGIN_COMBINE, END_COMBINE, N_MARKS };
+
 struct yard_ep_bench {
     /* Padded all-to-alls: every rank gets n_bytes of every rank. NULL: ep does the exchanges. */
     yard_status (*all_to_all)(yard_ep_bench *b, const uint8_t *from, uint8_t *to, size_t n_bytes);
@@ -21,7 +24,7 @@ struct yard_ep_bench {
     uint32_t n_sets, n_tokens, n_groups, n_local;
     size_t x_row_bytes;
     cudaStream_t stream;
-    cudaEvent_t begun, ended, mark[YARD_EP_BENCH_MAX_PAIRS][3];
+    cudaEvent_t begun, ended, mark[YARD_EP_BENCH_MAX_PAIRS][N_MARKS];
     uint8_t *x, *expert_x, *expert_y, *y, *cold;
     float *x_scale, *weight, *expert_x_scale;
     int32_t *expert, *count, *row_index, *device_tokens;

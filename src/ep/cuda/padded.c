@@ -116,10 +116,12 @@ static yard_status check_parts(const uint8_t *at, size_t n_bytes, const yard_ep_
         return yard_fail(err, YARD_ENOMEM, "bench on cuda: no memory for %zu bytes", n_bytes);
     st = yard_ep_bench_failed(cudaMemcpy(got, at, n_ranks * n_bytes, cudaMemcpyDeviceToHost),
                               "results", err);
-    for (size_t i = 0; i < n_ranks * n_bytes && st == YARD_OK; i++)
-        if (got[i] != mark_of((uint32_t)(i / n_bytes), b->padded.rank))
-            st = yard_fail(err, YARD_EDEVICE, "all-to-all: byte %zu from rank %zu is wrong",
-                           i % n_bytes, i / n_bytes);
+    for (uint32_t r = 0; r < n_ranks && st == YARD_OK; r++) {
+        const uint8_t *part = got + r * n_bytes;
+
+        if (part[0] != mark_of(r, b->padded.rank) || memcmp(part, part + 1, n_bytes - 1) != 0)
+            st = yard_fail(err, YARD_EDEVICE, "all-to-all: bytes from rank %u are wrong", r);
+    }
     free(got);
     return st;
 }

@@ -114,8 +114,8 @@ static yard_status run_bounded(const call *wanted, uint64_t timeout_us, call *re
     if (!wait_for(c, timeout_us)) {
         world.broken = true;
         return yard_fail(err, YARD_ETIMEDOUT,
-                         "fabric: nvshmem: %s: no answer from NVSHMEM within %.1f s",
-                         what_text[wanted->what], (double)timeout_us / 1e6);
+                         "fabric: nvshmem: rank %u: %s: no answer from NVSHMEM within %.1f s",
+                         wanted->rank, what_text[wanted->what], (double)timeout_us / 1e6);
     }
     *result = *c;
     free(c);
@@ -166,7 +166,8 @@ static yard_status load_library(yard_error *err)
 }
 
 /* NVSHMEM is told by its own variables only. Those that the user has set count, unless the config
- * says otherwise. Multicast is for collectives, which are not used. */
+ * says otherwise. Multicast and NCCL are for collectives, which only the bench uses, and wants to
+ * be NVSHMEM's own; where it finds NCCL, NVSHMEM would make communicators of it as it starts. */
 static yard_status choose_network(const yard_fabric *f, yard_error *err)
 {
     static const struct {
@@ -180,6 +181,7 @@ static yard_status choose_network(const yard_fabric *f, yard_error *err)
     const char *name = f->config.provider;
 
     setenv("NVSHMEM_DISABLE_NVLS", "1", 1);
+    setenv("NVSHMEM_DISABLE_NCCL", "1", 1);
     if (f->n_nodes == 1) {
         setenv("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "lo", 0);
         setenv("NVSHMEM_REMOTE_TRANSPORT", "none", 0);
@@ -297,7 +299,9 @@ static yard_status start_world(yard_fabric *f, const nvshmem *n, yard_error *err
 /* Filled before any peer can know of it: "ready" is a barrier. */
 static yard_status make_heap(yard_fabric *f, nvshmem *n, yard_error *err)
 {
-    const call allocate = { .what = ALLOCATE, .device = n->device, .n_bytes = f->heap_bytes };
+    const call allocate = {
+        .what = ALLOCATE, .device = n->device, .rank = f->rank, .n_bytes = f->heap_bytes
+    };
     call done;
     cudaError_t rc;
     yard_status st = run_bounded(&allocate, f->config.start_timeout_us, &done, err);
@@ -358,7 +362,7 @@ static yard_status nvshmem_open(yard_fabric *f, yard_error *err)
 static void nvshmem_close(yard_fabric *f)
 {
     nvshmem *n = f->impl;
-    call release = { .what = RELEASE }, done;
+    call release = { .what = RELEASE, .rank = f->rank }, done;
 
     if (!n)
         return;

@@ -23,10 +23,15 @@ const char *ranks_transport;
 
 static uint64_t started_us;
 
-static void outcome(int code, const char *fmt, const char *what, uint64_t n)
+static void count(int code)
 {
     n_passed += code == 0;
     n_failed += code != 0;
+}
+
+static void outcome(int code, const char *fmt, const char *what, uint64_t n)
+{
+    count(code);
     printf("%s (%.1f s) ", code == 0 ? "ok" : "FAILED", (double)(yard_now_us() - started_us) / 1e6);
     printf(fmt, what, (unsigned long long)n);
     printf(code ? ", exit code %d\n" : "\n", code);
@@ -421,7 +426,8 @@ typedef void (*ep_gpu_report)(int code, const char *fmt, const char *what, uint6
 void ep_gpu_conformance(ep_gpu_report report, uint64_t first_seed, double part);
 void ep_gpu_many(ep_gpu_report report, uint64_t first_seed, double part);
 void ep_gpu_sum(ep_gpu_report report, uint64_t first_seed, double part);
-void ep_gpu_sum_timing(void);
+void ep_gpu_sum_timing(void (*count)(int code));
+void ep_gpu_timing(void (*count)(int code));
 
 static void suite_conformance(void)
 {
@@ -438,15 +444,23 @@ static void suite_sum(void)
     ep_gpu_sum(outcome, seed, scale);
 }
 
-void ep_gpu_timing(void);
+static void suite_timing(void)
+{
+    ep_gpu_timing(count);
+}
+
+static void suite_sum_timing(void)
+{
+    ep_gpu_sum_timing(count);
+}
 
 static const struct {
     const char *name;
     void (*run)(void);
 } suites[] = {
-    { "timing", ep_gpu_timing },
+    { "timing", suite_timing },
     { "sane", suite_sane },
-    { "sum_timing", ep_gpu_sum_timing },
+    { "sum_timing", suite_sum_timing },
     { "many", suite_many }, /* 4 and 8 ranks; these four only when they are named */
     { "conformance", suite_conformance },
     { "stress", suite_stress },
@@ -455,7 +469,7 @@ static const struct {
     { "faults", suite_faults },
     { "sum", suite_sum },
 };
-enum { N_BY_NAME_ONLY = 4 };
+enum { N_BY_NAME_ONLY = 4, N_SUITES = sizeof(suites) / sizeof(suites[0]) };
 
 static void touch_device(const yard_fabric_config *config, void *ctx)
 {
@@ -463,33 +477,54 @@ static void touch_device(const yard_fabric_config *config, void *ctx)
     (void)ctx;
 }
 
+static int usage(const char *wrong)
+{
+    fprintf(stderr,
+            "ep_gpu_test: '%s'\nusage: ep_gpu_test [--seed N] [--scale PERCENT] [--transport NAME] "
+            "[SUITE...]\nby name only:",
+            wrong);
+    for (size_t i = 0; i < N_SUITES; i++)
+        fprintf(stderr, "%s %s", i == N_BY_NAME_ONLY ? "\nand without a name all of:" : "",
+                suites[i].name);
+    fprintf(stderr, "\n");
+    return 2;
+}
+
+/* False: no such suite. */
+static bool want(bool wanted[N_SUITES], const char *name)
+{
+    for (size_t i = 0; i < N_SUITES; i++)
+        if (!strcmp(suites[i].name, name))
+            return wanted[i] = true;
+    return false;
+}
+
 int main(int argc, char **argv)
 {
-    bool all = true;
+    bool wanted[N_SUITES] = { false }, any = false;
 
+    for (int i = 1; i < argc; i++) {
+        const bool has_value = i + 1 < argc;
+
+        if (!strcmp(argv[i], "--seed") && has_value)
+            seed = strtoull(argv[++i], NULL, 0);
+        else if (!strcmp(argv[i], "--scale") && has_value)
+            scale = atof(argv[++i]) / 100;
+        else if (!strcmp(argv[i], "--transport") && has_value)
+            ranks_transport = argv[++i];
+        else if (want(wanted, argv[i]))
+            any = true;
+        else
+            return usage(argv[i]);
+    }
     if (ranks_run(1, touch_device, NULL) == RANKS_NO_GPU) {
         printf("ep_gpu_test: no GPU here (or no driver); nothing was tested\n");
         return RANKS_NO_GPU;
     }
     started_us = yard_now_us();
-    for (int i = 1; i + 1 < argc; i++) {
-        if (!strcmp(argv[i], "--seed"))
-            seed = strtoull(argv[++i], NULL, 0);
-        else if (!strcmp(argv[i], "--scale"))
-            scale = atof(argv[++i]) / 100;
-        else if (!strcmp(argv[i], "--transport"))
-            ranks_transport = argv[++i];
-    }
-    for (size_t i = 0; i < sizeof(suites) / sizeof(suites[0]); i++)
-        for (int j = 1; j < argc; j++)
-            all &= strcmp(argv[j], suites[i].name) != 0;
-    for (size_t i = 0; i < sizeof(suites) / sizeof(suites[0]); i++) {
-        bool wanted = all && i >= N_BY_NAME_ONLY;
-        for (int j = 1; j < argc; j++)
-            wanted |= !strcmp(argv[j], suites[i].name);
-        if (wanted)
+    for (size_t i = 0; i < N_SUITES; i++)
+        if (any ? wanted[i] : i >= N_BY_NAME_ONLY)
             suites[i].run();
-    }
     printf("seed %llu: %u passed, %u failed\n", (unsigned long long)seed, n_passed, n_failed);
     return n_failed || !n_passed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

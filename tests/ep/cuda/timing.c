@@ -6,12 +6,13 @@
 #include "ep/cuda/ranks.h"
 
 typedef struct timing {
+    const char *name;
     uint32_t tokens, n_pairs, n_samples, between_us, send_sms, self_proving;
-    bool partial, cold, phases, flat, single;
+    bool partial, cold, phases, receives, flat, single;
     double *p50; /* [2][3] shared: rank; pair, dispatch, combine */
 } timing;
 
-void ep_gpu_timing(void);
+void ep_gpu_timing(void (*count)(int code));
 
 static uint64_t state = 88172645463325252u;
 
@@ -29,6 +30,12 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+static double median(double *us, uint32_t n)
+{
+    qsort(us, n, sizeof(*us), by_value);
+    return us[n / 2];
+}
+
 static void run_timing(const yard_fabric_config *fabric, void *ctx)
 {
     enum { HIDDEN = 7168, EXPERTS = 256, TOP_K = 8 };
@@ -42,7 +49,8 @@ static void run_timing(const yard_fabric_config *fabric, void *ctx)
                                 .n_pairs = t->n_pairs,
                                 .between_us = t->between_us,
                                 .cold = t->cold,
-                                .phases = t->phases };
+                                .phases = t->phases,
+                                .receives = t->receives };
     double *us[3];
     yard_ep_capacity room;
     yard_error err = { 0 };
@@ -100,71 +108,74 @@ static void run_timing(const yard_fabric_config *fabric, void *ctx)
         printf("%s\n", err.message);
         _exit(1);
     }
-    for (int i = 0; i < 3; i++) {
-        qsort(us[i], t->n_samples, sizeof(double), by_value);
-        t->p50[fabric->rank * 3 + i] = us[i][t->n_samples / 2];
-    }
-    if (t->between_us || t->cold) {
-        CHECK(yard_ep_bench_fillers(b, &plan, us[0], &err) == YARD_OK);
-        qsort(us[0], t->n_samples, sizeof(double), by_value);
-        t->p50[fabric->rank * 3] -= us[0][t->n_samples / 2];
+    for (int i = 0; i < 3; i++)
+        t->p50[fabric->rank * 3 + i] = median(us[i], t->n_samples);
+    if (t->between_us || t->cold) { /* without what stands between the calls */
+        CHECK(yard_ep_bench_fillers(b, &plan, us[0], us[1], us[2], &err) == YARD_OK);
+        for (int i = 0; i < (t->phases ? 3 : 1); i++)
+            t->p50[fabric->rank * 3 + i] -= median(us[i], t->n_samples);
     }
     yard_ep_bench_destroy(b);
     yard_ep_destroy(ep);
 }
 
-static void measure(timing t, const char *name)
+static double slower(const timing *t, int what)
+{
+    return t->p50[what] > t->p50[3 + what] ? t->p50[what] : t->p50[3 + what];
+}
+
+static int measure(timing t)
 {
     int code;
 
     t.p50 = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (t.p50 == MAP_FAILED)
+        return 1;
     code = ranks_run(2, run_timing, &t);
-    printf("%-22s T=%-5u %-8s%s pair %7.2f", name, t.tokens, t.partial ? "partial" : "exact",
-           t.flat ? " flat" : "", t.p50[0] > t.p50[3] ? t.p50[0] : t.p50[3]);
-    if (t.phases)
-        printf("  dispatch %7.2f combine %7.2f", t.p50[1] > t.p50[4] ? t.p50[1] : t.p50[4],
-               t.p50[2] > t.p50[5] ? t.p50[2] : t.p50[5]);
+    printf("%-22s T=%-5u %-8s%s pair %7.2f", t.name, t.tokens, t.partial ? "partial" : "exact",
+           t.flat ? " flat" : "", slower(&t, 0));
+    if (t.phases || t.receives)
+        printf("  dispatch %7.2f combine %7.2f", slower(&t, 1), slower(&t, 2));
     printf(code ? "  exit %d\n" : "\n", code);
     fflush(stdout);
     munmap(t.p50, 4096);
+    return code;
 }
 
-void ep_gpu_timing(void)
+#define MANY .tokens = 4096, .n_pairs = 4, .n_samples = 20, .self_proving = 1, .partial = true
+#define SPLIT                                                                                      \
+    .tokens = 128, .n_pairs = 20, .n_samples = 100, .self_proving = 1, .partial = true,            \
+    .receives = true
+
+/* Receives alone: with 1000 us of work before them all data are there. */
+static const timing others[] = {
+    { .name = "24 SMs",
+      .tokens = 128,
+      .n_pairs = 20,
+      .n_samples = 100,
+      .self_proving = 1,
+      .partial = true,
+      .send_sms = 24 },
+    { .name = "flags", .tokens = 128, .n_pairs = 20, .n_samples = 100, .partial = true },
+    { .name = "many", MANY, .phases = true },
+    { .name = "many", MANY, .phases = true, .flat = true },
+    { .name = "many, 500 us between", MANY, .phases = true, .between_us = 500 },
+    { .name = "receives, 200 us", SPLIT, .between_us = 200 },
+    { .name = "receives, 1000 us", SPLIT, .between_us = 1000 },
+};
+
+void ep_gpu_timing(void (*count)(int code))
 {
     static const uint32_t tokens[] = { 1, 8, 32, 64, 128 };
 
     for (int partial = 1; partial >= 0; partial--)
         for (size_t i = 0; i < 5; i++)
-            measure((timing){ .tokens = tokens[i],
-                              .n_pairs = 20,
-                              .n_samples = 200,
-                              .self_proving = 1,
-                              .partial = partial },
-                    "graph");
-    measure((timing){ .tokens = 128,
-                      .n_pairs = 20,
-                      .n_samples = 100,
-                      .self_proving = 1,
-                      .partial = true,
-                      .send_sms = 24 },
-            "24 SMs");
-    measure(
-        (timing){
-            .tokens = 128, .n_pairs = 20, .n_samples = 100, .self_proving = 0, .partial = true },
-        "flags");
-    measure((timing){ .tokens = 4096,
-                      .n_pairs = 4,
-                      .n_samples = 20,
-                      .self_proving = 1,
-                      .partial = true,
-                      .phases = true },
-            "many");
-    measure((timing){ .tokens = 4096,
-                      .n_pairs = 4,
-                      .n_samples = 20,
-                      .self_proving = 1,
-                      .flat = true,
-                      .partial = true,
-                      .phases = true },
-            "many");
+            count(measure((timing){ .name = "graph",
+                                    .tokens = tokens[i],
+                                    .n_pairs = 20,
+                                    .n_samples = 200,
+                                    .self_proving = 1,
+                                    .partial = partial }));
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        count(measure(others[i]));
 }
