@@ -58,15 +58,45 @@ typedef struct yard_out {
     yard_rows quant;
 } yard_out;
 
-/* The paged latent or key/value cache of one layer: pages of 64 positions, width values each,
- * dtype BF16 or F32. Position p of a sequence lies in page page_table[seq][p / 64], row p % 64. */
+/* The paged latent or key/value cache of one layer: pages of 64 positions, a row of width values
+ * each, dtype BF16 or F32; of latents also FP8 (below). Position p of a sequence lies in page
+ * page_table[seq][p / 64], row p % 64. */
 enum { YARD_PAGE_TOKENS = 64 };
 
 typedef struct yard_kv_layer {
     yard_dtype dtype;
-    uint32_t width;
-    void *data; /* [n_pages, 64, width] */
+    uint32_t width; /* values of a row */
+    void *data;     /* [n_pages, 64] rows, 16-byte aligned when FP8 */
 } yard_kv_layer;
+
+/* How a row of the latent cache lies in memory: kv_rank latents, then the rotated key. Where the
+ * cache is FP8, only latents are:
+ *
+ *   [kv_rank] e4m3 codes | [ceil(kv_rank / 128)] f32 scales | [rope] bf16 | up to 16-byte units
+ *
+ * in 656 bytes at 512 + 64. Codes and scales are those of quantise for the bf16-rounded latent; a
+ * latent counts as bf16(code * scale), the product rounded to f32 first, wherever it is read: so an
+ * FP8 cache gives the bits of a BF16 one that holds these values. Quantising them again gives the
+ * same values. */
+typedef struct yard_latent_row {
+    uint32_t scale_at, rope_at; /* bytes from the row's begin; scale_at is for FP8 only */
+    uint32_t n_bytes;
+} yard_latent_row;
+
+static inline yard_latent_row yard_latent_row_of(yard_dtype dtype, uint32_t kv_rank,
+                                                 uint32_t rope_dims)
+{
+    const uint32_t n_scales = (kv_rank + YARD_GROUP - 1) / YARD_GROUP;
+    const uint32_t value_bytes = dtype == YARD_F32 ? 4 : 2;
+    yard_latent_row row = { 0, kv_rank * value_bytes, (kv_rank + rope_dims) * value_bytes };
+
+    if (dtype == YARD_FP8_E4M3) {
+        row.scale_at = (kv_rank + 3) / 4 * 4;
+        row.rope_at = row.scale_at + 4 * n_scales;
+        row.n_bytes = (row.rope_at + 2 * rope_dims + 15) / 16 * 16;
+    }
+    return row;
+}
 
 /* The rows of one step. All arrays are device buffers filled by upload before the step: attention
  * looks at them while the operations ahead of it still run, so no operation writes them. Rows of
@@ -186,6 +216,7 @@ typedef struct yard_rope_append_kv_args {
     float eps;
     yard_rope rope;
     yard_kv_layer cache;
+    bool ue8m0; /* scales of an FP8 cache are powers of two */
 } yard_rope_append_kv_args;
 
 /* Attention of the rows with absorbed == 1 over the latent cache, positions 0 .. position[i]. */
@@ -216,7 +247,7 @@ typedef struct yard_mla_prefill_args {
 
 /* Grouped-query attention caches keys and values themselves. A position's row of the cache is
  * [key of kv head 0, .., key of the last, value of kv head 0, .., value of the last], head_dim
- * values each: width = 2 * n_kv_heads * head_dim. Keys are stored rotated. */
+ * values each: width = 2 * n_kv_heads * head_dim, dtype BF16 or F32. Keys are stored rotated. */
 
 /* Rotates the keys of all rows and appends keys and values to the cache, rounded to its dtype. */
 typedef struct yard_gqa_append_kv_args {

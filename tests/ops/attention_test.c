@@ -1,6 +1,6 @@
 /* Both forms of latent attention against double precision, every variant bit for bit; page tables
- * in random order, several sequences, pages that hold garbage beyond a sequence's end. ctest:
- * sanitize */
+ * in random order, several sequences, pages that hold garbage beyond a sequence's end; caches of
+ * plain values and FP8 ones. ctest: sanitize */
 #include "ops/ops_test.h"
 
 enum { MAX_ROWS = 200, N_PAGES = 24, MAX_PAGES_PER_SEQ = 6, N_SEQS = 3 };
@@ -19,8 +19,21 @@ struct scene {
     yard_kv_layer cache;
     random_matrix kv_b;
     yard_rows q;
+    yard_dtype dtype; /* of q and of results; the cache's own may be FP8 */
     float scale;
 };
+
+static size_t row_bytes(const struct scene *s)
+{
+    return yard_latent_row_of(s->cache.dtype, s->shape.rank, s->shape.rope).n_bytes;
+}
+
+static uint8_t *cached_row(const struct scene *s, int32_t seq, int32_t p)
+{
+    const size_t page = (size_t)s->page_table[seq * MAX_PAGES_PER_SEQ + p / 64];
+
+    return (uint8_t *)s->cache.data + (page * 64 + (size_t)(p % 64)) * row_bytes(s);
+}
 
 static void add_rows(struct scene *s, int32_t seq, int32_t from, int32_t n, bool absorbed)
 {
@@ -31,14 +44,32 @@ static void add_rows(struct scene *s, int32_t seq, int32_t from, int32_t n, bool
     }
 }
 
+static void fill_row(const struct scene *s, rng *r, uint8_t *row)
+{
+    const uint32_t rank = s->shape.rank, width = s->cache.width;
+    const yard_latent_row at = yard_latent_row_of(s->cache.dtype, rank, s->shape.rope);
+
+    for (uint32_t c = 0; c < width; c++) {
+        const float value = rng_float(r);
+        if (s->cache.dtype == YARD_F32)
+            ((float *)(void *)row)[c] = value;
+        else if (s->cache.dtype == YARD_BF16)
+            ((uint16_t *)(void *)row)[c] = yard_bf16_from_f32(value);
+        else if (c < rank)
+            row[c] = yard_e4m3_from_f32(value * 448);
+        else
+            ((uint16_t *)(void *)(row + at.rope_at))[c - rank] = yard_bf16_from_f32(value);
+    }
+    for (uint32_t g = 0; s->cache.dtype == YARD_FP8_E4M3 && g < yard_group_count(rank); g++)
+        ((float *)(void *)(row + at.scale_at))[g] = (1 + rng_float(r) / 2) / 448;
+}
+
 /* Cache rows hold values where a sequence has them and NaN everywhere else. */
 static void fill_cache(struct scene *s, rng *r, const int32_t *lengths)
 {
-    const uint32_t width = s->cache.width;
-    const size_t n = (size_t)N_PAGES * YARD_PAGE_TOKENS * width;
     int32_t pages[N_PAGES];
 
-    memset(s->cache.data, 0xff, n * yard_dtype_bytes(s->cache.dtype));
+    memset(s->cache.data, 0xff, (size_t)N_PAGES * YARD_PAGE_TOKENS * row_bytes(s));
     for (int32_t i = 0; i < N_PAGES; i++) {
         const uint32_t j = rng_below(r, (uint32_t)i + 1);
         pages[i] = pages[j];
@@ -47,31 +78,22 @@ static void fill_cache(struct scene *s, rng *r, const int32_t *lengths)
     for (int32_t i = 0; i < N_SEQS * MAX_PAGES_PER_SEQ; i++)
         s->page_table[i] = pages[i];
     for (int32_t seq = 0; seq < N_SEQS; seq++)
-        for (int32_t p = 0; p < lengths[seq]; p++) {
-            const size_t row =
-                (size_t)s->page_table[seq * MAX_PAGES_PER_SEQ + p / 64] * 64 + (size_t)(p % 64);
-            for (uint32_t c = 0; c < width; c++) {
-                const float value = rng_float(r);
-                if (s->cache.dtype == YARD_BF16)
-                    ((uint16_t *)s->cache.data)[row * width + c] = yard_bf16_from_f32(value);
-                else
-                    ((float *)s->cache.data)[row * width + c] = value;
-            }
-        }
+        for (int32_t p = 0; p < lengths[seq]; p++)
+            fill_row(s, r, cached_row(s, seq, p));
 }
 
-static void make_scene(struct scene *s, struct shape shape, uint64_t seed, yard_dtype dtype)
+static void make_scene(struct scene *s, struct shape shape, uint64_t seed, yard_dtype cached)
 {
     static const int32_t lengths[N_SEQS] = { 1, 130, 333 };
-    const uint32_t width = shape.rank + shape.rope;
     rng r = { seed };
 
     memset(s, 0, sizeof(*s));
     s->shape = shape;
     s->seed = seed;
     s->scale = 0.1f;
-    s->cache = (yard_kv_layer){ dtype, width,
-                                malloc((size_t)N_PAGES * 64 * width * yard_dtype_bytes(dtype)) };
+    s->dtype = cached == YARD_F32 ? YARD_F32 : YARD_BF16;
+    s->cache = (yard_kv_layer){ .dtype = cached, .width = shape.rank + shape.rope };
+    s->cache.data = malloc((size_t)N_PAGES * 64 * row_bytes(s));
     fill_cache(s, &r, lengths);
     add_rows(s, 0, 0, 1, false);           /* a prompt of one token */
     add_rows(s, 1, 129, 1, true);          /* a decode */
@@ -85,7 +107,8 @@ static void make_scene(struct scene *s, struct shape shape, uint64_t seed, yard_
                              .page_table_ld = MAX_PAGES_PER_SEQ };
     s->kv_b =
         make_matrix(&r, YARD_BF16, shape.n_heads * (shape.nope + shape.v), shape.rank, 0, 0, 128);
-    s->q = random_rows(&r, dtype, (size_t)s->n_tokens, shape.n_heads * (shape.nope + shape.rope));
+    s->q =
+        random_rows(&r, s->dtype, (size_t)s->n_tokens, shape.n_heads * (shape.nope + shape.rope));
 }
 
 static void free_scene(struct scene *s)
@@ -97,11 +120,19 @@ static void free_scene(struct scene *s)
 
 static double cached(const struct scene *s, int32_t seq, int32_t p, uint32_t c)
 {
-    const size_t row =
-        (size_t)s->page_table[seq * MAX_PAGES_PER_SEQ + p / 64] * 64 + (size_t)(p % 64);
-    const yard_rows rows = { .dtype = s->cache.dtype, .ld = s->cache.width, .data = s->cache.data };
+    const uint32_t rank = s->shape.rank;
+    const uint8_t *row = cached_row(s, seq, p);
+    const yard_latent_row at = yard_latent_row_of(s->cache.dtype, rank, s->shape.rope);
+    const yard_rows rows = { .dtype = s->cache.dtype, .ld = s->cache.width, .data = (void *)row };
 
-    return rows_value(rows, row, c);
+    if (s->cache.dtype != YARD_FP8_E4M3)
+        return rows_value(rows, 0, c);
+    if (c >= rank)
+        return (double)yard_f32_from_bf16(
+            ((const uint16_t *)(const void *)(row + at.rope_at))[c - rank]);
+    return (double)yard_bf16_round(
+        yard_f32_from_e4m3(row[c]) *
+        ((const float *)(const void *)(row + at.scale_at))[c / YARD_GROUP]);
 }
 
 /* key[rank + rope or nope + rope] and value of one position as attention sees them. */
@@ -114,7 +145,7 @@ static void expand(const struct scene *s, int32_t seq, int32_t p, uint32_t head,
         double sum = 0;
         for (uint32_t c = 0; c < h->rank; c++)
             sum += cached(s, seq, p, c) * matrix_value(&s->kv_b.m, head * (h->nope + h->v) + o, c);
-        if (s->cache.dtype == YARD_BF16)
+        if (s->dtype == YARD_BF16)
             sum = (double)yard_bf16_round((float)sum);
         if (o < h->nope)
             key[o] = sum;
@@ -152,7 +183,7 @@ static void attend(const double *q, const double *key, uint32_t n_q, const doubl
 
 static void assert_near(const struct scene *s, const char *what, double got, double want)
 {
-    const double tolerance = s->cache.dtype == YARD_BF16 ? 0.03 : 1e-4;
+    const double tolerance = s->dtype == YARD_BF16 ? 0.03 : 1e-4;
 
     if (!(fabs(got - want) <= tolerance * (1 + fabs(want))))
         fail_msg("%s: seed %llu: want %.6g, got %.6g", what, (unsigned long long)s->seed, want,
@@ -179,16 +210,16 @@ static void check_prefill_row(const struct scene *s, yard_rows y, uint32_t row, 
     free(value);
 }
 
-static void one_prefill(yard_stream *streams, uint32_t n_streams, struct shape h, yard_dtype dtype,
+static void one_prefill(yard_stream *streams, uint32_t n_streams, struct shape h, yard_dtype cached,
                         uint64_t seed)
 {
     static struct scene s;
     yard_rows y[MAX_VARIANTS];
     rng r = { seed };
 
-    make_scene(&s, h, seed, dtype);
+    make_scene(&s, h, seed, cached);
     for (uint32_t v = 0; v < n_streams; v++) {
-        y[v] = random_rows(&r, dtype, MAX_ROWS, h.n_heads * h.v);
+        y[v] = random_rows(&r, s.dtype, MAX_ROWS, h.n_heads * h.v);
         poison(y[v], MAX_ROWS);
         yard_ops_cpu.mla_prefill(streams[v], &(yard_mla_prefill_args){ .batch = &s.batch,
                                                                        .n_heads = h.n_heads,
@@ -202,7 +233,7 @@ static void one_prefill(yard_stream *streams, uint32_t n_streams, struct shape h
                                                                        .cache = s.cache,
                                                                        .y = y[v] });
         assert_memory_equal(y[v].data, y[0].data,
-                            (size_t)MAX_ROWS * h.n_heads * h.v * yard_dtype_bytes(dtype));
+                            (size_t)MAX_ROWS * h.n_heads * h.v * yard_dtype_bytes(s.dtype));
     }
     check_prefill_row(&s, y[0], 0, 0);
     for (int32_t row = 2; row < s.n_tokens; row += 17)
@@ -240,19 +271,19 @@ static void check_decode_row(const struct scene *s, yard_rows q_latent, yard_row
     free(value);
 }
 
-static void one_decode(yard_stream *streams, uint32_t n_streams, struct shape h, yard_dtype dtype,
+static void one_decode(yard_stream *streams, uint32_t n_streams, struct shape h, yard_dtype cached,
                        uint64_t seed)
 {
     static struct scene s;
     yard_rows q_latent, y[MAX_VARIANTS];
     rng r = { seed };
 
-    make_scene(&s, h, seed, dtype);
+    make_scene(&s, h, seed, cached);
     for (int32_t i = 0; i < s.n_tokens; i++)
         s.absorbed[i] = i != 5; /* also many rows of one sequence, as after a preemption */
-    q_latent = random_rows(&r, dtype, (size_t)s.n_tokens, h.n_heads * h.rank);
+    q_latent = random_rows(&r, s.dtype, (size_t)s.n_tokens, h.n_heads * h.rank);
     for (uint32_t v = 0; v < n_streams; v++) {
-        y[v] = random_rows(&r, dtype, MAX_ROWS, h.n_heads * h.rank);
+        y[v] = random_rows(&r, s.dtype, MAX_ROWS, h.n_heads * h.rank);
         poison(y[v], MAX_ROWS);
         yard_ops_cpu.mla_decode(streams[v], &(yard_mla_decode_args){ .batch = &s.batch,
                                                                      .n_heads = h.n_heads,
@@ -265,7 +296,7 @@ static void one_decode(yard_stream *streams, uint32_t n_streams, struct shape h,
                                                                      .cache = s.cache,
                                                                      .y = y[v] });
         assert_memory_equal(y[v].data, y[0].data,
-                            (size_t)MAX_ROWS * h.n_heads * h.rank * yard_dtype_bytes(dtype));
+                            (size_t)MAX_ROWS * h.n_heads * h.rank * yard_dtype_bytes(s.dtype));
     }
     for (int32_t row = 0; row < s.n_tokens; row += row < 4 ? 1 : 19)
         check_decode_row(&s, q_latent, y[0], (uint32_t)row, (uint32_t)row % h.n_heads);
@@ -292,6 +323,7 @@ static void prefill(void **state)
     for (size_t i = 0; i < 3; i++) {
         one_prefill(streams, n, shapes[i], YARD_F32, 1 + i);
         one_prefill(streams, n, shapes[i], YARD_BF16, 11 + i);
+        one_prefill(streams, n, shapes[i], YARD_FP8_E4M3, 41 + i);
     }
     close_variants(streams, n);
 }
@@ -305,6 +337,7 @@ static void decode(void **state)
     for (size_t i = 0; i < 3; i++) {
         one_decode(streams, n, shapes[i], YARD_F32, 21 + i);
         one_decode(streams, n, shapes[i], YARD_BF16, 31 + i);
+        one_decode(streams, n, shapes[i], YARD_FP8_E4M3, 51 + i);
     }
     close_variants(streams, n);
 }

@@ -5,23 +5,29 @@
 
 #include "ops/cpu/cpu.h"
 
-const void *yard_cpu_page_row(const yard_kv_layer *cache, const yard_batch *b, uint32_t row,
-                              uint32_t page_idx, uint32_t position_in_page)
+void *yard_cpu_page_row(const yard_kv_layer *cache, size_t row_bytes, const yard_batch *b,
+                        uint32_t row, uint32_t page_idx, uint32_t position_in_page)
 {
     const int32_t page = b->page_table[(size_t)b->seq[row] * b->page_table_ld + page_idx];
 
-    return (const uint8_t *)cache->data + ((size_t)page * YARD_PAGE_TOKENS + position_in_page) *
-                                              cache->width * yard_dtype_bytes(cache->dtype);
+    return (uint8_t *)cache->data +
+           ((size_t)page * YARD_PAGE_TOKENS + position_in_page) * row_bytes;
 }
 
 /* The first n positions of a page as f32 [n, ld], padded with zeros. */
-static void load_page(const cpu_kernels *k, const yard_kv_layer *cache, const yard_batch *b,
-                      uint32_t row, uint32_t page_idx, uint32_t n, float *dst, uint32_t ld)
+static void load_page(const cpu_kernels *k, const yard_mla_decode_args *a, uint32_t row,
+                      uint32_t page_idx, uint32_t n, float *dst, uint32_t ld)
 {
+    const yard_kv_layer *cache = &a->cache;
+    const uint32_t row_bytes = yard_latent_row_of(cache->dtype, a->kv_rank, a->rope_dims).n_bytes;
+
     for (uint32_t j = 0; j < n; j++) {
-        k->convert->decode(cache->dtype, yard_cpu_page_row(cache, b, row, page_idx, j),
-                           cache->width, dst + j * ld);
-        memset(dst + j * ld + cache->width, 0, (ld - cache->width) * sizeof(float));
+        const void *stored = yard_cpu_page_row(cache, row_bytes, a->batch, row, page_idx, j);
+        float *to = dst + j * ld;
+
+        yard_cpu_load_latent(k, cache->dtype, a->kv_rank, stored, to);
+        yard_cpu_load_rope(k, cache->dtype, a->kv_rank, a->rope_dims, stored, to + a->kv_rank);
+        memset(to + cache->width, 0, (ld - cache->width) * sizeof(float));
     }
 }
 
@@ -100,7 +106,7 @@ static void decode_task(void *ctx, uint32_t task, uint32_t thread)
     for (uint32_t at = 0; at < n_keys; at += YARD_PAGE_TOKENS) {
         const uint32_t n = n_keys - at < YARD_PAGE_TOKENS ? n_keys - at : YARD_PAGE_TOKENS;
 
-        load_page(k, &a->cache, a->batch, row, at / YARD_PAGE_TOKENS, n, scratch->latent, ld);
+        load_page(k, a, row, at / YARD_PAGE_TOKENS, n, scratch->latent, ld);
         k->dot(&(dot_args){ .x = scratch->x,
                             .x_ld = ld,
                             .n_x = n_h,
@@ -149,6 +155,24 @@ struct prefill_job {
     struct span span;
 };
 
+/* A cached latent as a product reads it: as it is stored, or, where a product of plain values meets
+ * an FP8 cache, as the values it stands for. */
+static yard_rows latent_of(const yard_mla_prefill_args *a, const cpu_kernels *k, void *stored,
+                           float *values)
+{
+    const yard_latent_row at = yard_latent_row_of(a->cache.dtype, a->kv_rank, a->rope_dims);
+    yard_rows x = { .dtype = a->cache.dtype, .ld = a->kv_rank, .data = stored };
+
+    if (x.dtype == YARD_FP8_E4M3 && !a->quantise) {
+        yard_cpu_load_latent(k, x.dtype, a->kv_rank, stored, values);
+        x.dtype = YARD_F32;
+        x.data = values;
+    } else if (x.dtype == YARD_FP8_E4M3) {
+        x.scale = (float *)(void *)((uint8_t *)stored + at.scale_at);
+    }
+    return x;
+}
+
 /* Keys and values of one head for the first n positions of a page. */
 static void expand_page(const struct prefill_job *job, cpu_scratch *scratch, uint32_t head,
                         uint32_t page_idx, uint32_t n)
@@ -168,19 +192,21 @@ static void expand_page(const struct prefill_job *job, cpu_scratch *scratch, uin
                              .n_x = n,
                              .w = &a->kv_b,
                              .x_scale_ld = scale_ld };
+    const uint32_t cached_bytes =
+        yard_latent_row_of(a->cache.dtype, a->kv_rank, a->rope_dims).n_bytes;
     bool scaled = false;
 
     for (uint32_t j = 0; j < n; j++) {
-        const void *stored = yard_cpu_page_row(&a->cache, a->batch, job->span.row, page_idx, j);
+        void *stored =
+            yard_cpu_page_row(&a->cache, cached_bytes, a->batch, job->span.row, page_idx, j);
         float *key = scratch->k + j * k_ld;
 
-        source.x =
-            (yard_rows){ .dtype = a->cache.dtype, .ld = a->cache.width, .data = (void *)stored };
+        source.x = latent_of(a, k, stored, scratch->row);
         scaled = yard_cpu_load_row(k, &source, 0, 0, a->kv_rank, form, scratch,
                                    (uint8_t *)scratch->latent + j * row_bytes,
                                    scratch->x_scale + j * scale_ld);
         memset(key, 0, k_ld * sizeof(float));
-        yard_cpu_read_row(k, source.x, 0, a->kv_rank, a->rope_dims, key + a->nope_dims);
+        yard_cpu_load_rope(k, a->cache.dtype, a->kv_rank, a->rope_dims, stored, key + a->nope_dims);
     }
     product.x_scale = scaled ? scratch->x_scale : NULL;
     product.w_first = head * head_rows;

@@ -224,9 +224,22 @@ void yard_cpu_product(const cpu_kernels *k, cpu_scratch *scratch, const product_
 void yard_cpu_turns(const yard_rope *rope, int32_t position, float *turns);
 void yard_cpu_rotate(const yard_rope *rope, const float *turns, const float *x, float *y);
 
+/* values = bf16 of values */
+void yard_cpu_round_values(const cpu_kernels *k, float *values, uint32_t n);
+
 /* Where a position of the sequence of batch row `row` lies in the cache. */
-const void *yard_cpu_page_row(const yard_kv_layer *cache, const yard_batch *b, uint32_t row,
-                              uint32_t page_idx, uint32_t position_in_page);
+void *yard_cpu_page_row(const yard_kv_layer *cache, size_t row_bytes, const yard_batch *b,
+                        uint32_t row, uint32_t page_idx, uint32_t position_in_page);
+
+/* Rows of the latent cache (latent.c), as [kv_rank] latents and [rope] rotated values in f32.
+ * store changes the latents. */
+void yard_cpu_store_latent(const cpu_kernels *k, yard_dtype dtype, uint32_t kv_rank,
+                           uint32_t rope_dims, bool ue8m0, float *latent, const float *rope,
+                           void *row);
+void yard_cpu_load_latent(const cpu_kernels *k, yard_dtype dtype, uint32_t kv_rank, const void *row,
+                          float *latent);
+void yard_cpu_load_rope(const cpu_kernels *k, yard_dtype dtype, uint32_t kv_rank,
+                        uint32_t rope_dims, const void *row, float *rope);
 
 /* A softmax over pages of keys, for queries whose state lies in scratch->max, sum and acc
  * [.., n_v]: start; for each page put scores into scratch->score and join; finish, which leaves the

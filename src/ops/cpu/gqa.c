@@ -5,6 +5,18 @@
  */
 #include "ops/cpu/cpu.h"
 
+/* Keys and values of one position. */
+static yard_rows cached_row(const yard_kv_layer *cache, const yard_batch *b, uint32_t row,
+                            uint32_t page_idx, uint32_t position_in_page)
+{
+    const size_t row_bytes = cache->width * yard_dtype_bytes(cache->dtype);
+
+    return (yard_rows){ .dtype = cache->dtype,
+                        .ld = cache->width,
+                        .data = yard_cpu_page_row(cache, row_bytes, b, row, page_idx,
+                                                  position_in_page) };
+}
+
 /* ---- append ------------------------------------------------------------------------------ */
 
 struct append_job {
@@ -18,11 +30,8 @@ static void append_row(void *ctx, uint32_t i, uint32_t thread)
     const yard_gqa_append_kv_args *a = job->a;
     const cpu_kernels *k = job->s->kernels;
     const uint32_t position = (uint32_t)a->batch->position[i], n_dims = a->head_dim;
-    const yard_rows cache = { .dtype = a->cache.dtype,
-                              .ld = a->cache.width,
-                              .data = (void *)yard_cpu_page_row(&a->cache, a->batch, i,
-                                                                position / YARD_PAGE_TOKENS,
-                                                                position % YARD_PAGE_TOKENS) };
+    const yard_rows cache = cached_row(&a->cache, a->batch, i, position / YARD_PAGE_TOKENS,
+                                       position % YARD_PAGE_TOKENS);
     float *x = job->s->scratch[thread].k, *y = job->s->scratch[thread].v;
 
     yard_cpu_turns(&a->rope, (int32_t)position, job->s->scratch[thread].turns);
@@ -94,10 +103,7 @@ static void load_page(const struct tile *t, uint32_t page_idx, uint32_t from, ui
     const uint32_t n_dims = a->head_dim;
 
     for (uint32_t j = from; j < end; j++) {
-        const yard_rows stored = { .dtype = a->cache.dtype,
-                                   .ld = a->cache.width,
-                                   .data = (void *)yard_cpu_page_row(&a->cache, a->batch, t->first,
-                                                                     page_idx, j) };
+        const yard_rows stored = cached_row(&a->cache, a->batch, t->first, page_idx, j);
         float *key = t->scratch->k + (size_t)j * t->ld;
 
         yard_cpu_read_row(t->k, stored, 0, (size_t)t->kv_head * n_dims, n_dims, key);

@@ -68,7 +68,7 @@ bool yard_cpu_load_row(const cpu_kernels *k, const row_source *source, size_t ro
 
 enum { PIECE = 512 }; /* values converted at once, on the stack; sums of squares are of so many */
 
-static void round_values(const cpu_kernels *k, float *values, uint32_t n)
+void yard_cpu_round_values(const cpu_kernels *k, float *values, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i += PIECE) {
         const uint32_t left = n - i < PIECE ? n - i : PIECE;
@@ -86,7 +86,7 @@ static void emit(const cpu_kernels *k, const yard_out *y, size_t row, uint32_t n
     if (y->plain.data)
         yard_cpu_store_row(k, y->plain, row, 0, n, values);
     if (y->quant.data) {
-        round_values(k, values, n);
+        yard_cpu_round_values(k, values, n);
         k->convert->quantise(values, n, ue8m0, (uint8_t *)(void *)row_at(y->quant, row, 0),
                              y->quant.scale + scale_at(y->quant, row, 0));
     }
@@ -296,21 +296,17 @@ static void append_row(void *ctx, uint32_t i, uint32_t thread)
     const yard_rope_append_kv_args *a = job->args;
     const yard_batch *b = a->batch;
     const cpu_kernels *k = job->s->kernels;
-    const int32_t position = b->position[i];
-    const int32_t page =
-        b->page_table[(size_t)b->seq[i] * b->page_table_ld + (uint32_t)position / YARD_PAGE_TOKENS];
-    const size_t slot = (size_t)page * YARD_PAGE_TOKENS + (uint32_t)position % YARD_PAGE_TOKENS;
-    const yard_rows cache = { .dtype = a->cache.dtype,
-                              .ld = a->cache.width,
-                              .data = a->cache.data };
+    const uint32_t position = (uint32_t)b->position[i];
+    void *row = yard_cpu_page_row(
+        &a->cache, yard_latent_row_of(a->cache.dtype, a->kv_rank, a->rope.n_dims).n_bytes, b, i,
+        position / YARD_PAGE_TOKENS, position % YARD_PAGE_TOKENS);
     float *x = job->s->scratch[thread].row, *y = x + a->kv_rank + a->rope.n_dims;
 
     yard_cpu_read_row(k, a->kv, i, 0, a->kv_rank + a->rope.n_dims, x);
     norm_values(k, x, a->kv_rank, a->norm_dtype, a->norm_weight, a->eps);
-    yard_cpu_turns(&a->rope, position, job->s->scratch[thread].turns);
+    yard_cpu_turns(&a->rope, (int32_t)position, job->s->scratch[thread].turns);
     yard_cpu_rotate(&a->rope, job->s->scratch[thread].turns, x + a->kv_rank, y);
-    yard_cpu_store_row(k, cache, slot, 0, a->kv_rank, x);
-    yard_cpu_store_row(k, cache, slot, a->kv_rank, a->rope.n_dims, y);
+    yard_cpu_store_latent(k, a->cache.dtype, a->kv_rank, a->rope.n_dims, a->ue8m0, x, y, row);
 }
 
 void yard_cpu_rope_append_kv(yard_stream s, const yard_rope_append_kv_args *a)
