@@ -44,6 +44,14 @@ typedef enum yard_thread_place {
     YARD_THREADS_ON_NODES /* dealt evenly to the NUMA nodes, each to all processors of its own */
 } yard_thread_place;
 
+/* How the KV cache holds its values. */
+typedef enum yard_kv_dtype {
+    YARD_KV_BF16, /* f32 in exact mode */
+    YARD_KV_FP8   /* latents as FP8 e4m3 with one scale per 128, rotated keys as bf16: 656 bytes a
+                     token and layer of DeepSeek-V3, not 1,152. Models with latent attention, in
+                     quantised mode, on the CPU */
+} yard_kv_dtype;
+
 /* Which pages of the KV cache a request may take over from others that began with the same tokens.
  */
 typedef enum yard_prefix_cache {
@@ -90,6 +98,7 @@ typedef struct yard_engine_config {
                                  others of its step; NULL: "fast" */
     const char *cuda_choices; /* file of measured kernels for the products of "fast", which `bench
                                  roofline --write-choices` writes; NULL: the built-in one */
+    yard_kv_dtype kv_dtype;   /* equal on all ranks */
 } yard_engine_config;
 
 #define YARD_ENGINE_CONFIG_INIT                                                                    \

@@ -108,6 +108,12 @@ const char *yard_cli_argp_cuda_variant(struct argp_state *state, const char *tex
     return one_of_two(state, "--cuda-variant", text, "fast", "deterministic");
 }
 
+yard_kv_dtype yard_cli_argp_kv_dtype(struct argp_state *state, const char *text)
+{
+    return strcmp(one_of_two(state, "--kv-dtype", text, "bf16", "fp8"), "fp8") ? YARD_KV_BF16
+                                                                               : YARD_KV_FP8;
+}
+
 yard_pin yard_cli_argp_pin(struct argp_state *state, const char *text)
 {
     static const char *const names[] = {

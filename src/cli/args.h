@@ -4,6 +4,8 @@
 
 #include <argp.h>
 
+#include <yard/engine.h>
+
 #include "cli/cli.h"
 
 /* Parses with argp, and with -h for --help, under the name "switchyard COMMAND" (name), which must
@@ -36,6 +38,12 @@ const char *yard_cli_argp_device(struct argp_state *state, const char *text);
 #define YARD_CLI_CUDA_CHOICES_HELP                                                                 \
     "Kernels measured on this GPU by bench roofline --write-choices (default: those of an H200)"
 const char *yard_cli_argp_cuda_variant(struct argp_state *state, const char *text);
+
+/* bf16 or fp8; any other word ends the program. */
+#define YARD_CLI_KV_DTYPE_HELP                                                                     \
+    "KV cache: bf16 (default; f32 with --exact), or fp8: latents in 8 bits with scales, 57 % of "  \
+    "the bytes at DeepSeek-V3's sizes. For models with latent attention, on the CPU"
+yard_kv_dtype yard_cli_argp_kv_dtype(struct argp_state *state, const char *text);
 
 /* none, cpu or node; any other word ends the program. */
 #define YARD_CLI_PIN_HELP                                                                          \

@@ -1,7 +1,7 @@
 /* switchyard bench engine: what its options ask for. The rows are those of bench_engine_here.c, or
  * of bench_engine_ranks.c and bench_engine_mixed.c. */
-#include "cli/args.h"
 #include "cli/bench_engine.h"
+#include "cli/args.h"
 #include "cli/bench_engine_mixed.h"
 
 enum { MAX_THREADS = 1024, MAX_PROMPT = 1 << 20, MAX_BATCH = 1024 };
@@ -12,6 +12,7 @@ enum {
     KEY_DECODE,
     KEY_REPEAT,
     KEY_EXACT,
+    KEY_KV_DTYPE,
     KEY_DEVICE,
     KEY_CUDA_VARIANT,
     KEY_CUDA_CHOICES,
@@ -62,6 +63,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_EXACT:
         a->exact = true;
         break;
+    case KEY_KV_DTYPE:
+        a->kv_dtype = yard_cli_argp_kv_dtype(state, arg);
+        break;
     case KEY_DEVICE:
         a->device = yard_cli_argp_device(state, arg);
         break;
@@ -100,6 +104,7 @@ static const struct argp_option option_list[] = {
     { "decode-tokens", KEY_DECODE, "N", 0, "Tokens to generate in each request (default 64)", 0 },
     { "repeat", KEY_REPEAT, "N", 0, "Timed runs of each case (default 5)", 0 },
     { "exact", KEY_EXACT, NULL, 0, "Activations in f32, never quantised", 0 },
+    { "kv-dtype", KEY_KV_DTYPE, "TYPE", 0, YARD_CLI_KV_DTYPE_HELP, 0 },
     { "device", KEY_DEVICE, "NAME", 0, YARD_CLI_DEVICE_HELP, 0 },
     { "cuda-variant", KEY_CUDA_VARIANT, "NAME", 0, YARD_CLI_CUDA_VARIANT_HELP, 0 },
     { "cuda-choices", KEY_CUDA_CHOICES, "FILE", 0, YARD_CLI_CUDA_CHOICES_HELP, 0 },
@@ -163,6 +168,7 @@ static yard_status run_ranks(const yard_bench_engine_args *a, uint64_t *n_wrong,
                                      .n_repeats = (uint32_t)a->n_repeats,
                                      .batch = a->batch,
                                      .pin = (yard_thread_place)a->pin,
+                                     .kv_dtype = a->kv_dtype,
                                      .exact = a->exact,
                                      .json = a->json };
 

@@ -12,6 +12,7 @@ typedef struct yard_bench_engine_args {
     yard_bench_list threads, prompt, batch;
     uint64_t n_decode, n_repeats;
     bool exact, json;
+    yard_kv_dtype kv_dtype;
     yard_pin pin;
 } yard_bench_engine_args;
 

@@ -158,8 +158,8 @@ static double flops_of(const yard_model_config *m, const engine_case *c, bool de
 
 /* What a decode step must read: all weights but the embedding table and the experts nobody chose,
  * and the cache. Of n experts, b tokens that choose k each evenly leave n (1 - k / n)^b unread. */
-static double decode_bytes(const yard_model_config *m, const engine_case *c, double position,
-                           yard_error *err)
+static double decode_bytes(const yard_model_config *m, yard_dtype cached, const engine_case *c,
+                           double position, yard_error *err)
 {
     const yard_layout alone = { 1, 1, 1 };
     const double n_moe = (double)m->n_layers - m->n_dense_layers;
@@ -173,7 +173,7 @@ static double decode_bytes(const yard_model_config *m, const engine_case *c, dou
     yard_model_count_params(m, &count);
     return (double)memory.weight_bytes - 2.0 * (double)count.embedding -
            n_moe * unread * (double)count.expert * (m->fp8 ? 1 : 2) +
-           c->n_seqs * position * (double)yard_model_kv_bytes_per_token(m);
+           c->n_seqs * position * (double)yard_model_kv_bytes_per_token(m, cached);
 }
 
 /* Bits of a row depend on the batch: they are compared with those of the same batch. */
@@ -194,9 +194,11 @@ static yard_status print_row(engine_bench *b, const engine_case *c, bool decode,
 {
     const yard_model_config *m = yard_engine_model_config(b->engine);
     const double position = (double)c->n_prompt + (double)b->args.n_decode / 2;
+    const bool fp8_cache = b->args.kv_dtype == YARD_KV_FP8;
+    const yard_dtype cached = fp8_cache ? YARD_FP8_E4M3 : b->args.exact ? YARD_F32 : YARD_BF16;
     yard_bench_row row = {
         .bench = "engine",
-        .bytes = decode ? decode_bytes(m, c, position, err) : -1,
+        .bytes = decode ? decode_bytes(m, cached, c, position, err) : -1,
         .flops = flops_of(m, c, decode, position),
         .floor_us = -1,
         .verified = verified,
@@ -211,12 +213,12 @@ static yard_status print_row(engine_bench *b, const engine_case *c, bool decode,
         row.floor_us = yard_bench_read_floor_us(row.bytes, c->n_threads);
     else if (row.bytes > 0)
         row.floor_us = row.bytes / yard_bench_ops_cuda.read_rate(&(yard_ops_config){ 0 }) * 1e6;
-    row.shape =
-        json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i}", "phase",
-                  decode ? "decode" : "prefill", "model", b->args.model, "mode",
-                  b->args.exact ? "exact" : "quantised", "variant", variant_of(&b->args), "threads",
-                  (int)c->n_threads, "batch", (int)c->n_seqs, "prompt_tokens", (int)c->n_prompt,
-                  "tokens", (int)(decode ? c->n_seqs : c->n_seqs * c->n_prompt));
+    row.shape = json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i}", "phase",
+                          decode ? "decode" : "prefill", "model", b->args.model, "mode",
+                          b->args.exact ? "exact" : "quantised", "kv", yard_dtype_name(cached),
+                          "variant", variant_of(&b->args), "threads", (int)c->n_threads, "batch",
+                          (int)c->n_seqs, "prompt_tokens", (int)c->n_prompt, "tokens",
+                          (int)(decode ? c->n_seqs : c->n_seqs * c->n_prompt));
     if (!row.shape)
         return yard_fail(err, YARD_ENOMEM, "bench: no memory for a row");
     st = yard_bench_print_row(&row, b->args.json, err);
@@ -309,6 +311,7 @@ static yard_status open_engine(engine_bench *b, uint32_t n_threads, yard_error *
 
     config.model_dir = b->args.model;
     config.mode = b->args.exact ? YARD_EXACT : YARD_QUANTISED;
+    config.kv_dtype = b->args.kv_dtype;
     config.n_threads = n_threads;
     config.max_seqs = b->max_seqs;
     /* all at once: what starts leaves a page for each that runs */

@@ -41,6 +41,7 @@ static yard_status open_pod(mixed_bench *b, const mixed_case *c, yard_error *err
 
     config.engine.model_dir = a->model;
     config.engine.mode = a->exact ? YARD_EXACT : YARD_QUANTISED;
+    config.engine.kv_dtype = a->kv_dtype;
     config.engine.n_threads = a->n_threads;
     config.engine.cpu_variant = a->variant;
     config.engine.pin = a->pin;

@@ -48,6 +48,7 @@ static yard_status open_pod(ranks_bench *b, uint32_t n_ranks, uint32_t tp, doubl
 
     c.engine.model_dir = a->model;
     c.engine.mode = a->exact ? YARD_EXACT : YARD_QUANTISED;
+    c.engine.kv_dtype = a->kv_dtype;
     c.engine.n_threads = a->n_threads;
     c.engine.cpu_variant = a->variant;
     c.engine.pin = a->pin;

@@ -11,6 +11,7 @@ typedef struct yard_bench_ranks {
     uint32_t n_prompt, n_decode, n_repeats;
     yard_bench_list batch; /* requests of an instance at once */
     yard_thread_place pin;
+    yard_kv_dtype kv_dtype;
     bool exact, json;
 } yard_bench_ranks;
 

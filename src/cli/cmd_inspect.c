@@ -193,8 +193,12 @@ static void print_counts(const yard_model_config *c, const yard_param_count *n)
     if (c->n_mtp)
         printf("  MTP          %s more, of them %s copies of embedding and head\n",
                count_text(n->mtp, text), count_text(2 * c->n_mtp * n->embedding, copies));
-    printf("KV cache       %s bytes a token\n",
-           grouped_text(yard_model_kv_bytes_per_token(c), text));
+    printf("KV cache       %s bytes a token",
+           grouped_text(yard_model_kv_bytes_per_token(c, YARD_BF16), text));
+    if (c->attention == YARD_ATTENTION_MLA)
+        printf(", %s with --kv-dtype fp8",
+               grouped_text(yard_model_kv_bytes_per_token(c, YARD_FP8_E4M3), text));
+    printf("\n");
 }
 
 static void print_rank(uint32_t rank, const yard_rank_memory *m, bool has_mtp)
@@ -258,8 +262,8 @@ static void print_buffers(yard_layout l, const yard_model_config *c)
     }
     printf("  a rank has   %s bytes of KV cache a token of its DP group; for steps of %u tokens\n"
            "               %s of rows between ranks, at most %s of buffers\n",
-           grouped_text((options.exact ? 2 : 1) * 2 * (uint64_t)c->n_layers *
-                            yard_model_kv_width(c, l.tp),
+           grouped_text((uint64_t)c->n_layers *
+                            yard_model_kv_row_bytes(c, l.tp, options.exact ? YARD_F32 : YARD_BF16),
                         cache),
            options.max_tokens, bytes_text(budget.heap_bytes, heap),
            bytes_text(budget.scratch_bytes, scratch));
@@ -293,8 +297,8 @@ static void print_json(const yard_model_config *c, const yard_param_count *n, ra
     printf("{\"params\":%" PRIu64 ",\"params_active\":%" PRIu64 ",\"params_mtp\":%" PRIu64
            ",\"kv_bytes_per_token\":%" PRIu64 ",\"weight_bytes_per_rank\":%" PRIu64
            ",\"ep\":%u,\"dp\":%u,\"tp\":%u,\"ranks\":[",
-           n->total, n->active, n->mtp, yard_model_kv_bytes_per_token(c), s.max_bytes, l.ep, l.dp,
-           l.tp);
+           n->total, n->active, n->mtp, yard_model_kv_bytes_per_token(c, YARD_BF16), s.max_bytes,
+           l.ep, l.dp, l.tp);
     for (uint32_t i = 0; i < l.ep; i++)
         printf("%s{\"rank\":%u,\"dp_group\":%u,\"tp_slice\":%u,\"first_expert\":%u,"
                "\"n_experts\":%u,\"weight_bytes\":%" PRIu64 ",\"mtp_weight_bytes\":%" PRIu64 "}",

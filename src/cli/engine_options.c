@@ -16,6 +16,7 @@ enum {
     KEY_PIN,
     KEY_MAX_BATCH_TOKENS,
     KEY_KV_TOKENS,
+    KEY_KV_DTYPE,
     KEY_PREFILL_BUDGET,
     KEY_PREFIX_CACHE,
     KEY_CACHE_SALT,
@@ -93,6 +94,9 @@ static error_t parse_engine(int key, char *arg, struct argp_state *state)
     case KEY_KV_TOKENS:
         config->kv_tokens = yard_cli_argp_u64(state, "--kv-tokens", arg, 1, INT32_MAX);
         return 0;
+    case KEY_KV_DTYPE:
+        config->kv_dtype = yard_cli_argp_kv_dtype(state, arg);
+        return 0;
     case KEY_PREFILL_BUDGET:
         config->prefill_budget =
             (uint32_t)yard_cli_argp_u64(state, "--prefill-budget", arg, 1, MAX_BATCH_TOKENS);
@@ -123,6 +127,7 @@ static const struct argp_option engine_option_list[] = {
       "Tokens the KV cache holds, prompts and answers (default: the model's context for each "
       "sequence that runs at once, or what 2 GB hold)",
       0 },
+    { "kv-dtype", KEY_KV_DTYPE, "TYPE", 0, YARD_CLI_KV_DTYPE_HELP, 0 },
     { "prefill-budget", KEY_PREFILL_BUDGET, "N", 0,
       "Prompt tokens, of all instances, in a step in which an answer waits for its next token "
       "(default: an eighth of --max-batch-tokens, at least 64)",

@@ -34,6 +34,10 @@ static yard_status read_config(yard_engine_config *out, const yard_engine_config
     if (out->max_seqs == 0 || out->max_seqs > 65536)
         return yard_fail(err, YARD_EINVAL, "engine config: max_seqs: want 1 to 65536, got %u",
                          out->max_seqs);
+    if (out->kv_dtype != YARD_KV_BF16 && out->kv_dtype != YARD_KV_FP8)
+        return yard_fail(err, YARD_EINVAL,
+                         "engine config: kv_dtype: want bf16 (%d) or fp8 (%d), got %d",
+                         YARD_KV_BF16, YARD_KV_FP8, (int)out->kv_dtype);
     if (out->max_tokens < out->max_seqs || out->max_tokens > 1u << 20)
         return yard_fail(err, YARD_EINVAL,
                          "engine config: max_tokens: want max_seqs (%u) to 1048576, got %u",
@@ -59,10 +63,10 @@ static yard_status allocate(yard_engine *e, yard_error *err)
 }
 
 /* Room for every request at its longest, and so for prefixes when they are shorter. */
-static uint64_t default_kv_tokens(const yard_model_config *c, uint32_t max_seqs)
+static uint64_t default_kv_tokens(const yard_model_config *c, yard_dtype cached, uint32_t max_seqs)
 {
     const uint64_t most = (uint64_t)max_seqs * c->max_positions;
-    uint64_t n = default_kv_bytes / yard_model_kv_bytes_per_token(c);
+    uint64_t n = default_kv_bytes / yard_model_kv_bytes_per_token(c, cached);
 
     n = n < MIN_DEFAULT_KV_TOKENS ? MIN_DEFAULT_KV_TOKENS : n;
     return n < most ? n : most;
@@ -89,6 +93,10 @@ static yard_status choose_device(yard_model_options *options, const yard_engine_
 
     if (!cpu && strcmp(device, "cuda") != 0)
         return yard_fail(err, YARD_EINVAL, "device: want cpu or cuda, got '%s'", device);
+    if (!cpu && c->kv_dtype == YARD_KV_FP8)
+        return yard_fail(err, YARD_ENOTSUP,
+                         "KV cache fp8: want device cpu, got %s, which has bf16 only so far",
+                         device);
     options->variant = cpu ? c->cpu_variant : c->cuda_variant;
     options->choices = cpu ? NULL : c->cuda_choices;
     options->ops = yard_ops_find(device);
@@ -109,6 +117,7 @@ static yard_status choose_sizes(yard_engine *e, const yard_engine_config *c, uin
     uint64_t kv_tokens = c->kv_tokens;
 
     *options = (yard_model_options){ .exact = c->mode == YARD_EXACT,
+                                     .fp8_cache = c->kv_dtype == YARD_KV_FP8,
                                      .mtp = c->mtp,
                                      .n_threads = c->n_threads,
                                      .pin = (yard_pin)c->pin,
@@ -119,7 +128,8 @@ static yard_status choose_sizes(yard_engine *e, const yard_engine_config *c, uin
         return st;
     lay_out_ranks(options, c, n_ranks);
     if (kv_tokens == 0)
-        kv_tokens = default_kv_tokens(&e->model_config, c->max_seqs);
+        kv_tokens = default_kv_tokens(&e->model_config,
+                                      options->fp8_cache ? YARD_FP8_E4M3 : YARD_BF16, c->max_seqs);
     if (kv_tokens > (uint64_t)INT32_MAX)
         return yard_fail(err, YARD_EINVAL, "engine config: kv_tokens: want %d at most, got %llu",
                          INT32_MAX, (unsigned long long)kv_tokens);

@@ -50,9 +50,10 @@ static yard_page_hash root_of(const yard_engine *e, const yard_engine_config *c)
     int n;
 
     /* Format 1. TP, the AMX variant and the kernels of a device change the order of sums. */
-    n = snprintf(identity, sizeof(identity), "1 %s %s tp %u width %u%s%s%s",
+    n = snprintf(identity, sizeof(identity), "1 %s %s tp %u width %u%s%s%s%s",
                  yard_model_identity(e->model), c->mode == YARD_EXACT ? "exact" : "quantised",
                  c->tp ? c->tp : 1, yard_model_kv_width(&e->model_config, c->tp ? c->tp : 1),
+                 c->kv_dtype == YARD_KV_FP8 ? " fp8" : "",
                  yard_model_has_mtp(e->model) ? " mtp" : "",
                  !c->device || !strcmp(c->device, "cpu")                   ? ""
                  : c->cuda_variant && strcmp(c->cuda_variant, "fast") != 0 ? " cuda deterministic"

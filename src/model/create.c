@@ -60,8 +60,8 @@ static uint32_t cache_width(const yard_model *m)
 
 static size_t layer_cache_bytes(const yard_model *m)
 {
-    return (size_t)m->options.n_pages * YARD_PAGE_TOKENS * cache_width(m) *
-           yard_dtype_bytes(m->plain);
+    return (size_t)m->options.n_pages * YARD_PAGE_TOKENS *
+           yard_model_kv_row_bytes(&m->config, m->options.layout.tp, m->cached);
 }
 
 /* Called twice: to measure, then to place. */
@@ -83,7 +83,7 @@ static void lay_out(yard_model *m, yard_arena *arena)
     for (uint32_t i = 0; i < cached_layers(m); i++) {
         void *data = yard_arena_take(arena, layer_cache_bytes(m));
         if (arena->base)
-            m->layers[i].cache = (yard_kv_layer){ m->plain, cache_width(m), data };
+            m->layers[i].cache = (yard_kv_layer){ m->cached, cache_width(m), data };
     }
 }
 
@@ -96,6 +96,21 @@ static yard_status check_fabric(const yard_model_options *o, yard_error *err)
         return yard_fail(err, YARD_EINVAL, "fabric: want rank %u of %u, got %s", o->rank, l.ep,
                          o->fabric ? "another" : "none");
     return l.tp > 1 ? yard_layout_check_nodes(l, o->fabric, err) : YARD_OK;
+}
+
+static yard_status check_cache(const yard_model_config *config, const yard_model_options *o,
+                               yard_error *err)
+{
+    if (o->fp8_cache && config->attention != YARD_ATTENTION_MLA)
+        return yard_fail(
+            err, YARD_ENOTSUP,
+            "KV cache fp8: want a model that caches latents, got %s, which caches keys "
+            "and values: bf16 only",
+            config->family);
+    if (o->fp8_cache && o->exact)
+        return yard_fail(err, YARD_EINVAL,
+                         "KV cache fp8: want quantised mode, got exact, which rounds nothing");
+    return YARD_OK;
 }
 
 /* Layout, mode and what follows from them. */
@@ -118,12 +133,15 @@ static yard_status choose(yard_model *m, const yard_model_config *config,
                       "device %s: want one rank, got %u: experts on several GPUs are not there yet",
                       ops_of(o)->name, o->layout.ep);
     if (st == YARD_OK)
+        st = check_cache(config, o, err);
+    if (st == YARD_OK)
         st = yard_exchange_size(config, o, &m->expert_rows, &m->heap_bytes, err);
     if (st != YARD_OK)
         return st;
     m->share = yard_layout_share(config, o->layout, o->rank);
     o->mtp = options->mtp && config->n_mtp > 0;
     m->plain = options->exact ? YARD_F32 : YARD_BF16;
+    m->cached = options->fp8_cache ? YARD_FP8_E4M3 : m->plain;
     m->quantise = config->fp8 && !options->exact;
     return YARD_OK;
 }

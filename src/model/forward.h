@@ -16,6 +16,7 @@
 
 typedef struct yard_model_options {
     bool exact;          /* f32 activations, nothing quantised */
+    bool fp8_cache;      /* latents are cached as FP8; not with exact, nor without latents */
     bool mtp;            /* load the first MTP module, if there is one */
     uint32_t n_threads;  /* 0: all processors of the affinity mask */
     const char *variant; /* of ops: see yard_ops_config; NULL: its default */
@@ -29,7 +30,8 @@ typedef struct yard_model_options {
     uint32_t n_pages;    /* cache pages of YARD_PAGE_TOKENS positions */
     uint32_t max_pages_per_seq;
 
-    yard_layout layout;  /* all zero: one rank; equal on all ranks, as exact, mtp and max_tokens */
+    yard_layout layout;  /* all zero: one rank; equal on all ranks, as exact, fp8_cache, mtp and
+                            max_tokens */
     uint32_t rank;       /* of layout.ep */
     bool micro_batch;    /* schedules of two halves may be asked for: more heap. Equal on all ranks
                           */
@@ -50,7 +52,8 @@ typedef struct yard_model_budget {
 } yard_model_budget;
 
 /* fabric and heap_at of the options are not read. Errors: as yard_layout_check(); YARD_EINVAL for a
- * rank outside the layout, and for what libyard-ep cannot exchange. */
+ * rank outside the layout, for fp8_cache in exact mode, and for what libyard-ep cannot exchange;
+ * YARD_ENOTSUP for fp8_cache of a model without latents. */
 yard_status yard_model_budget_of(const yard_model_config *config, const yard_model_options *options,
                                  yard_model_budget *out, yard_error *err);
 
@@ -117,8 +120,8 @@ yard_status yard_model_sample(yard_model *model, const yard_sample_row *rows, ui
 yard_status yard_model_draft(yard_model *model, const yard_schedule *schedule,
                              const int32_t *next_token, int32_t n_rows, yard_error *err);
 
-/* A cache page of all layers, MTP's included, as bytes: layer by layer, [64, width] of the cache's
- * dtype. Between steps. Errors: those of the device; YARD_ENOMEM (copy). */
+/* A cache page of all layers, MTP's included, as bytes: layer by layer, 64 rows of the cache.
+ * Between steps. Errors: those of the device; YARD_ENOMEM (copy). */
 size_t yard_model_page_bytes(const yard_model *model);
 yard_status yard_model_read_page(yard_model *model, int32_t page, void *out, yard_error *err);
 yard_status yard_model_write_page(yard_model *model, int32_t page, const void *data,

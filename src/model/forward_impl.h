@@ -93,8 +93,9 @@ struct yard_model {
 
     void *block; /* the device's memory under the buffers below */
     size_t block_bytes;
-    yard_dtype plain; /* dtype of plain activations: F32 when exact, else BF16 */
-    bool quantise;    /* FP8 projections get FP8 activations */
+    yard_dtype plain;  /* dtype of plain activations: F32 when exact, else BF16 */
+    yard_dtype cached; /* of the cache: plain, or FP8 */
+    bool quantise;     /* FP8 projections get FP8 activations */
     float softmax_scale;
     float *inv_freq;
 

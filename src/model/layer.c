@@ -82,7 +82,8 @@ static void mla_input(yard_model *m, yard_part *p, const yard_layer *layer)
                                                                    .norm_weight = w->kv_a_norm.data,
                                                                    .eps = c->norm_eps,
                                                                    .rope = rope,
-                                                                   .cache = layer->cache });
+                                                                   .cache = layer->cache,
+                                                                   .ue8m0 = c->ue8m0 });
     project_queries(m, p, w);
     m->ops->rope_q(m->stream, &(yard_rope_q_args){ .batch = &p->batch,
                                                    .n_heads = m->share.heads.n,

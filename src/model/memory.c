@@ -60,9 +60,16 @@ void yard_model_count_params(const yard_model_config *c, yard_param_count *out)
     *out = n;
 }
 
-uint64_t yard_model_kv_bytes_per_token(const yard_model_config *c)
+uint64_t yard_model_kv_bytes_per_token(const yard_model_config *c, yard_dtype dtype)
 {
-    return 2 * product(c->n_layers, yard_model_kv_width(c, 1));
+    return product(c->n_layers, yard_model_kv_row_bytes(c, 1, dtype));
+}
+
+uint32_t yard_model_kv_row_bytes(const yard_model_config *c, uint32_t tp, yard_dtype dtype)
+{
+    if (c->attention == YARD_ATTENTION_GQA)
+        return yard_model_kv_width(c, tp) * (uint32_t)yard_dtype_bytes(dtype);
+    return yard_latent_row_of(dtype, c->kv_rank, c->rope_dims).n_bytes;
 }
 
 uint32_t yard_model_kv_width(const yard_model_config *c, uint32_t tp)

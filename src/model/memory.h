@@ -22,8 +22,11 @@ void yard_model_count_params(const yard_model_config *c, yard_param_count *out);
  * whole, or the keys and values of its heads. */
 uint32_t yard_model_kv_width(const yard_model_config *c, uint32_t tp);
 
-/* Bytes of KV cache of one token without TP: layers * width * 2 (bf16). */
-uint64_t yard_model_kv_bytes_per_token(const yard_model_config *c);
+/* Bytes of that many values in a cache of that dtype; FP8 is for MLA alone: see yard_latent_row. */
+uint32_t yard_model_kv_row_bytes(const yard_model_config *c, uint32_t tp, yard_dtype dtype);
+
+/* Bytes of KV cache of one token in all layers, without TP. */
+uint64_t yard_model_kv_bytes_per_token(const yard_model_config *c, yard_dtype dtype);
 
 /* What one rank holds; formulas in memory.c. */
 typedef struct yard_rank_memory {

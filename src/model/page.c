@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "model/forward_impl.h"
+#include "model/memory.h"
 
 static uint32_t cached_layers(const yard_model *m)
 {
@@ -10,9 +11,8 @@ static uint32_t cached_layers(const yard_model *m)
 
 static size_t layer_page_bytes(const yard_model *m)
 {
-    const yard_kv_layer *kv = &m->layers[0].cache;
-
-    return (size_t)YARD_PAGE_TOKENS * kv->width * yard_dtype_bytes(kv->dtype);
+    return (size_t)YARD_PAGE_TOKENS *
+           yard_model_kv_row_bytes(&m->config, m->options.layout.tp, m->cached);
 }
 
 static uint8_t *page_at(const yard_model *m, uint32_t layer_idx, int32_t page)

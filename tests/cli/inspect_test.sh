@@ -21,7 +21,7 @@ cp tests/fuzz/corpus/config/deepseek_v3 "$v3/config.json"
 
 expect 0 'parameters     671.03 B' "$v3"
 expect 0 'active       36.63 B a token' "$v3"
-expect 0 'KV cache       70,272 bytes a token' "$v3"
+expect 0 'KV cache       70,272 bytes a token, 40,016 with --kv-dtype fp8' "$v3"
 for row in '8 100.84' '16 59.96' '32 39.52' '64 29.30' '128 24.19'; do
     set -- $row
     expect 0 "$2 GB on every rank" "$v3" --ep "$1"

@@ -46,6 +46,11 @@ generate $model --prompt "${prompts[0]}" --max-tokens 48 >"$dir/want"
 echo >>"$dir/want"
 expect 0 $model --prompt "${prompts[0]}" --max-tokens 48 --ranks 4
 cmp -s "$dir/out" "$dir/want" || fail "quantised: want $(cat "$dir/want"), got $(cat "$dir/out")"
+generate $model --prompt "${prompts[0]}" --max-tokens 48 --kv-dtype fp8 >"$dir/want"
+echo >>"$dir/want"
+expect 0 $model --prompt "${prompts[0]}" --max-tokens 48 --ranks 2 --kv-dtype fp8
+cmp -s "$dir/out" "$dir/want" || fail "FP8 cache: want $(cat "$dir/want"), got $(cat "$dir/out")"
+expect 0 $model --prompt "${prompts[0]}" --max-tokens 4 --ranks 2 --tp 2 --kv-dtype fp8
 expect 0 $model --prompts "$dir/prompts" --max-tokens 4 --ranks 2 --json
 same "JSON" "$(python3 -c 'import json, sys
 lines = [json.loads(line) for line in sys.stdin]
@@ -70,6 +75,8 @@ expect 1 $model --prompt x --ranks 5
 grep -q 'EP' "$dir/err" || fail "a layout that cannot be: $(cat "$dir/err")"
 expect 1 $model --prompt x --ranks 3 --tp 2
 grep -q 'EP is no multiple of TP; nearest: EP 3, DP 3, TP 1' "$dir/err" || fail "ranks and TP: $(cat "$dir/err")"
+expect 1 $model --prompt x --ranks 2 --exact --kv-dtype fp8
+grep -q 'KV cache fp8: want quantised mode, got exact' "$dir/err" || fail "exact and FP8: $(cat "$dir/err")"
 expect 1 $model --prompt x --ranks 2 --transport none
 grep -q "transport: 'none'" "$dir/err" || fail "a transport that is not: $(cat "$dir/err")"
 expect 1 $model --ids 99999 --ranks 2
@@ -98,6 +105,7 @@ cp $model/* "$dir/other"
 echo >>"$dir/other/config.json"
 cp $model/*.json "$dir/broken"
 refused "rank 0 has 'mode quantised', rank 1 has 'mode exact'" $model $model --exact
+refused "rank 0 has 'KV cache bf16', rank 1 has 'KV cache fp8'" $model $model --kv-dtype fp8
 refused "rank 0 has 'tp 1, max_tokens 512', rank [23] has 'tp 2, max_tokens 64'" "$model --ranks 2" $model --ranks 2 \
     --tp 2 --max-batch-tokens 64
 refused "rank 0 has 'checkpoint .*', rank 1 has 'checkpoint " $model "$dir/other"

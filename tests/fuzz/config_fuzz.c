@@ -19,7 +19,7 @@ static void use(const yard_model_config *c)
     if (!(yard_model_softmax_scale(c) > 0))
         abort();
     yard_model_count_params(c, &n);
-    if (n.total < n.embedding || yard_model_kv_bytes_per_token(c) == 0)
+    if (n.total < n.embedding || yard_model_kv_bytes_per_token(c, YARD_BF16) == 0)
         abort();
     if (yard_model_rank_memory(c, (yard_layout){ 1, 1, 1 }, 0, &m, NULL) ||
         m.weight_bytes < n.total)

@@ -36,7 +36,8 @@ static void deepseek_v3_counts(void **state)
     assert_int_equal(n.head, 926679040);
     /* 11,610,032,128 of matrices, two copies, seven norms and the biases */
     assert_int_equal(n.mtp, 11610032128 + 2 * 926679040 + 5 * 7168 + 256);
-    assert_int_equal(yard_model_kv_bytes_per_token(&c), 70272);
+    assert_int_equal(yard_model_kv_bytes_per_token(&c, YARD_BF16), 70272);
+    assert_int_equal(yard_model_kv_bytes_per_token(&c, YARD_FP8_E4M3), 40016);
 }
 
 static void other_models(void **state)
@@ -70,7 +71,8 @@ static void other_models(void **state)
     assert_int_equal(n.total, 15706484224 + 26 * 64);
     assert_int_equal(n.active, 2451435008 + 26 * 64);
     assert_int_equal(n.attention_per_layer, 13763072);
-    assert_int_equal(yard_model_kv_bytes_per_token(&c), 31104);
+    assert_int_equal(yard_model_kv_bytes_per_token(&c, YARD_BF16), 31104);
+    assert_int_equal(yard_model_kv_bytes_per_token(&c, YARD_FP8_E4M3), 27 * 656);
     c.tied_embedding = true;
     yard_model_count_params(&c, &n);
     assert_int_equal(n.total, 15706484224 + 26 * 64 - 102400 * 2048);
