@@ -13,7 +13,7 @@
 static void large_values_rank(const yard_fabric_config *config, void *ctx)
 {
     enum { VALUE = 1000, N_BYTES = 3000 };
-    yard_fabric *f = traffic_create(config, TRAFFIC_WORDS + 2 * N_BYTES, 0);
+    yard_fabric *f = traffic_create(config, TRAFFIC_WORDS + 2 * N_BYTES);
     yard_lf *t = yard_fabric_impl(f);
     uint8_t *data = yard_fabric_local(f, TRAFFIC_WORDS);
 

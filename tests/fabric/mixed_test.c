@@ -71,7 +71,7 @@ static void check_rows(yard_fabric *f, uint32_t round, uint32_t from, uint64_t *
 static void node_put_rank(const yard_fabric_config *config, void *ctx)
 {
     yard_fabric *f =
-        traffic_create(config, ROWS + (size_t)(RANKS + RANKS / PER_NODE) * N_ROWS * ROW, 20000000);
+        traffic_create(config, ROWS + (size_t)(RANKS + RANKS / PER_NODE) * N_ROWS * ROW);
     uint64_t totals[RANKS] = { 0 };
     yard_fabric_stats stats;
 
@@ -102,7 +102,7 @@ static void one_copy_reaches_several_ranks(void **state)
 static void idle_relay_rank(const yard_fabric_config *config, void *ctx)
 {
     const test_pipe *done = ctx;
-    yard_fabric *f = traffic_create(config, 8192, 20000000);
+    yard_fabric *f = traffic_create(config, 8192);
     const uint32_t targets[] = { 3, 5 };
     const uint8_t *seen;
 
@@ -145,7 +145,7 @@ static void relays_need_no_call(void **state)
 /* What rank 0 relayed before it left arrives at all targets; then it is gone. */
 static void leaving_rank(const yard_fabric_config *config, void *ctx)
 {
-    yard_fabric *f = traffic_create(config, ROWS + TRAFFIC_FLOOD, 20000000);
+    yard_fabric *f = traffic_create(config, ROWS + TRAFFIC_FLOOD);
     const uint32_t targets[] = { 3, 4, 5 };
 
     if (config->rank == 0)
@@ -168,7 +168,7 @@ static void last_relayed_puts_arrive(void **state)
 
 static void lost_relay_rank(const yard_fabric_config *config, void *ctx)
 {
-    yard_fabric *f = traffic_create(config, 8192, 20000000);
+    yard_fabric *f = traffic_create(config, 8192);
     const uint32_t targets[] = { 3 };
 
     test_barrier(f, 2048, 1);
@@ -202,7 +202,7 @@ static void lost_relays_are_named(void **state)
 
 static void refusing_rank(const yard_fabric_config *config, void *ctx)
 {
-    yard_fabric *f = traffic_create(config, 8192, 20000000);
+    yard_fabric *f = traffic_create(config, 8192);
     const uint32_t near = config->rank / PER_NODE * PER_NODE, far = (near + PER_NODE) % RANKS;
     const uint32_t targets[] = { far, near };
 
