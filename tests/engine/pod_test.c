@@ -7,7 +7,11 @@
 
 #include "engine/engine.h"
 
-enum { N_FAULTS = 12, DEADLINE_US = 1000000, PATIENCE_US = 60000000 };
+enum {
+    N_FAULTS = 12,
+    DEADLINE_US = 3000000, /* where it is awaited; healthy ranks are never so slow */
+    PATIENCE_US = 200000000
+};
 
 static ranks_prompt prompts[RANKS_PROMPTS];
 
@@ -39,21 +43,36 @@ static yard_pod_config pod_config(uint32_t n_ranks, uint32_t tp, const char *tra
     c.engine.kv_tokens = 8192;
     c.engine.max_seqs = 8;
     c.engine.tp = tp;
-    c.engine.timeout_us = DEADLINE_US;
-    c.start_timeout_us = 20000000;
+    c.engine.timeout_us = PATIENCE_US;
+    c.start_timeout_us = PATIENCE_US;
     c.notice = keep_notice;
     return c;
+}
+
+static yard_pod *open_as(const yard_pod_config *c)
+{
+    yard_pod *pod = NULL;
+    yard_error err = { 0 };
+
+    if (yard_pod_create(&pod, c, &err) != YARD_OK)
+        fail_msg("%s", err.message);
+    return pod;
 }
 
 static yard_pod *open_pod(uint32_t n_ranks, uint32_t tp, const char *transport)
 {
     const yard_pod_config c = pod_config(n_ranks, tp, transport);
-    yard_pod *pod = NULL;
-    yard_error err = { 0 };
 
-    if (yard_pod_create(&pod, &c, &err) != YARD_OK)
-        fail_msg("%s", err.message);
-    return pod;
+    return open_as(&c);
+}
+
+/* Of ranks that are stopped, which only a deadline tells of. */
+static yard_pod *open_pod_with_deadline(uint32_t n_ranks)
+{
+    yard_pod_config c = pod_config(n_ranks, 1, NULL);
+
+    c.engine.timeout_us = DEADLINE_US;
+    return open_as(&c);
 }
 
 static outcome submit(yard_pod *pod, uint32_t instance, uint32_t prompt, uint32_t n_new)
@@ -344,7 +363,7 @@ static void faults_end_in_service(void **state)
     (void)state;
     for (uint32_t part = 0; part < n;
          part += 4) { /* some faults at the start, each with a new pod */
-        yard_pod *pod = open_pod(2, 1, NULL);
+        yard_pod *pod = open_pod_with_deadline(2);
 
         for (uint32_t i = part; i < n && i < part + 4; i++)
             cycle(pod, i);
@@ -363,7 +382,7 @@ static void a_lost_rank_is_named(void **state)
 
     (void)state;
     for (int i = 0; i < 2; i++) {
-        yard_pod *pod = open_pod(2, 1, NULL);
+        yard_pod *pod = signals[i] == SIGKILL ? open_pod(2, 1, NULL) : open_pod_with_deadline(2);
         outcome o[2];
         uint32_t generation;
 
@@ -384,7 +403,6 @@ static void a_lost_rank_is_named(void **state)
     }
 }
 
-/* No other rank waits for it: the pod itself sees that it is stopped. */
 /* One pod of two waits for the other, which never comes. When it loses a rank it begins again, and
  * the rank that waited does not have to end for that. */
 static void a_rank_leaves_a_rendezvous(void **state)
@@ -413,9 +431,10 @@ static void a_rank_leaves_a_rendezvous(void **state)
     yard_pod_destroy(pod);
 }
 
+/* No other rank waits for it: the pod itself sees that it is stopped. */
 static void a_rank_alone_is_missed(void **state)
 {
-    yard_pod *pod = open_pod(1, 1, NULL);
+    yard_pod *pod = open_pod_with_deadline(1);
     outcome o[2];
 
     (void)state;
