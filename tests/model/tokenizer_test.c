@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -208,15 +209,15 @@ static void long_word(void **state)
     char *text = malloc(N), *decoded;
     int32_t *ids;
     size_t n_ids, n_decoded;
-    uint64_t start_us;
+    clock_t start;
 
     (void)state;
     for (int kind = 0; kind < 3; kind++) {
         for (size_t i = 0; i < N; i++)
             text[i] = kind == 0 ? 'a' : kind == 1 ? (char)('a' + random_below(26)) : ' ';
-        start_us = yard_now_us();
+        start = clock();
         assert_int_equal(yard_tokenizer_encode(tok, text, N, true, &ids, &n_ids, NULL), YARD_OK);
-        assert_true(yard_now_us() - start_us < 20 * 1000000);
+        assert_true(clock() - start < 20 * CLOCKS_PER_SEC); /* of this process's own time */
         assert_int_equal(yard_tokenizer_decode(tok, ids, n_ids, false, &decoded, &n_decoded, NULL),
                          YARD_OK);
         assert_int_equal(n_decoded, N);
