@@ -9,7 +9,7 @@
 
 #include "scripted.h"
 
-enum { MAX_REQUESTS = 300, MAX_OUT = 64, PATIENCE_US = 20000000 };
+enum { MAX_REQUESTS = 300, MAX_OUT = 64, PATIENCE_US = 100000000 };
 
 typedef struct answer {
     int32_t tokens[MAX_OUT];
@@ -283,21 +283,33 @@ static void a_pod_that_goes_and_comes_again(void **state)
     end(t);
 }
 
+/* Asks until a token is there, by one tag after the other: where silence may be short, a busy
+ * machine may lose the link as well. Returns the tag. */
+static uint32_t ask_until_heard(test *t, uint32_t tag, uint32_t n_new)
+{
+    for (;; tag++) {
+        PUMP_UNTIL(true, t->up);
+        ask(t, 0, tag, n_new, 1);
+        PUMP_UNTIL(true, t->answers[tag][0].n_tokens == 1 || !t->up);
+        if (t->answers[tag][0].n_tokens == 1)
+            return tag;
+    }
+}
+
 /* Its sockets live, its gRPC answers probes, but nothing happens. */
 static void a_pod_that_stalls_is_lost(void **state)
 {
-    test *t = begin(0.001, 1000000);
+    test *t = begin(0.001, 2000000);
+    uint32_t before, after;
 
     (void)state;
-    PUMP_UNTIL(true, t->up);
-    ask(t, 0, 0, 50, 1);
-    PUMP_UNTIL(true, t->answers[0][0].n_tokens == 1);
+    before = ask_until_heard(t, 0, 50);
     PUMP_UNTIL(false, !t->up);
     assert_non_null(strstr(t->why, "silent"));
     PUMP_UNTIL(true, t->up && t->engine.n == 0); /* the old stream's requests are aborted */
-    ask(t, 0, 2, 1, 1);
-    PUMP_UNTIL(true, all_ended(t, 2, 3));
-    assert_int_equal(t->answers[0][0].n_ends, 0);
+    after = ask_until_heard(t, before + 1, 1);
+    assert_int_equal(t->answers[after][0].n_ends, 1);
+    assert_int_equal(t->answers[before][0].n_ends, 0);
     end(t);
 }
 

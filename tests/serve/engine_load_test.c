@@ -190,18 +190,23 @@ static void lone_requests(void **state)
 static void a_stopped_engine(void **state)
 {
     load *l = begin("0", 1000000);
+    uint32_t tag = 0;
 
     (void)state;
-    PUMP_UNTIL(l->up);
     for (uint32_t i = 0; i < 3; i++) {
+        const uint32_t stopped = tag++;
+
+        PUMP_UNTIL(l->up);
         kill(l->engine, SIGSTOP);
-        ask(l, 2 * i, 4000);
+        ask(l, stopped, 4000);
         PUMP_UNTIL(!l->up);
         kill(l->engine, SIGCONT);
-        PUMP_UNTIL(l->up);
-        ask(l, 2 * i + 1, 10);
-        PUMP_UNTIL(l->streams[2 * i + 1].ended);
-        assert_false(l->streams[2 * i].ended);
+        do { /* a busy machine may lose the link as well */
+            PUMP_UNTIL(l->up);
+            ask(l, tag, 10);
+            PUMP_UNTIL(l->streams[tag].ended || !l->up);
+        } while (!l->streams[tag++].ended);
+        assert_false(l->streams[stopped].ended);
     }
     end(l, "a stopped engine");
 }

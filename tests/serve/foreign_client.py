@@ -104,7 +104,7 @@ class Pod:
     def __init__(self, *args):
         self.log = open(f"{folder}/log", "a+")
         self.process = subprocess.Popen([switchyard, "engine", model, "--ranks", "2", "--exact", "--threads", "1",
-                                         "--timeout", "20", "--json", *args],
+                                         "--timeout", "100", "--json", *args],
                                         stdout=subprocess.PIPE, stderr=self.log, text=True)
 
     def ready(self):
@@ -169,7 +169,7 @@ def states(client):
     pod = state.pod
     assert pod.n_instances == 2 and pod.n_ranks == 2 and pod.n_ranks_alive == 2 and pod.serves, pod
     assert pod.context > 100 and pod.vocab > 100 and len(pod.page_root) == 16 and pod.model.startswith("demo-")
-    stream.ask(1, prompts[0], instance=1, max_new_tokens=2000, ignore_eos=True)
+    stream.ask(1, prompts[0], instance=1, max_new_tokens=3000, ignore_eos=True)
     seen = [{}, {}]
     until = time.monotonic() + PATIENCE_S
     while not (seen[1].get("n_seen") == 1 and seen[1]["running_tokens"] > 0):
@@ -256,7 +256,7 @@ def lost_rank(client):
 
 def drained(client):
     stream = client.generate()
-    stream.ask(1, prompts[0], max_new_tokens=1500, ignore_eos=True)
+    stream.ask(1, prompts[0], max_new_tokens=3000, ignore_eos=True)
     stream.first_token(1)
     ranks = pod.ranks()
     pod.process.send_signal(signal.SIGTERM)
@@ -264,7 +264,7 @@ def drained(client):
     stream.ask(2, prompts[1], max_new_tokens=4)
     a = stream.answer(2)
     assert a["finish"] == ERROR and a["retry"] and "ending" in a["message"], a
-    assert len(stream.answer(1)["tokens"]) == 1500
+    assert len(stream.answer(1)["tokens"]) == 3000
     assert pod.process.wait(PATIENCE_S) == 0
     assert all(gone(p) for p in ranks)
 

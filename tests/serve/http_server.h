@@ -190,7 +190,8 @@ static inline void listen_anywhere(server *s)
     s->port = ntohs(at.sin_port);
 }
 
-static inline server *open_logging(yard_http_config config, bool log)
+/* It listens; nothing is taken before start(). */
+static inline server *prepare_server(yard_http_config config, bool log)
 {
     static const char *const address = "here";
     yard_front_config front = YARD_FRONT_CONFIG_INIT;
@@ -216,7 +217,19 @@ static inline server *open_logging(yard_http_config config, bool log)
     config.access_log = s->log;
     if (yard_http_create(&s->http, &config, s->front, &err) != YARD_OK)
         fail_msg("%s", err.message);
+    return s;
+}
+
+static inline void start(server *s)
+{
     assert_int_equal(pthread_create(&s->thread, NULL, serve, s), 0);
+}
+
+static inline server *open_logging(yard_http_config config, bool log)
+{
+    server *s = prepare_server(config, log);
+
+    start(s);
     return s;
 }
 

@@ -12,7 +12,7 @@
 
 #include "serve/rpc.h"
 
-enum { ECHO, HOLD, N_METHODS, PATIENCE_MS = 20000, MAX_MESSAGE = 1 << 16 };
+enum { ECHO, HOLD, N_METHODS, PATIENCE_MS = 100000, MAX_MESSAGE = 1 << 16 };
 
 static const char *const methods[] = { "/test.Test/Echo", "/test.Test/Hold" };
 static const char *const other_methods[] = { "/test.Test/Unknown" };
@@ -54,7 +54,7 @@ static yard_rpc *connect_to(const char *address, const char *const *names)
                                 .methods = names,
                                 .n_methods = 1,
                                 .max_message_bytes = MAX_MESSAGE,
-                                .keepalive_us = 500000,
+                                .keepalive_us = 20000000,
                                 .max_backoff_us = 100000 };
     yard_rpc_config all = c;
     yard_rpc *rpc = NULL;
