@@ -131,7 +131,7 @@ seen = b""
 
 def until(text):
     global seen
-    end = time.time() + 60
+    end = time.time() + 300
     while text not in seen:
         assert time.time() < end, (text, seen)
         if select.select([fd], [], [], 1)[0]:

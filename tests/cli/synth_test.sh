@@ -85,7 +85,7 @@ def call(out):
             "--threads", "1", "--out", out]
 
 def until_shards(out):
-    end = time.time() + 60
+    end = time.time() + 300
     while not os.path.isdir(out) or len(os.listdir(out)) < 3:
         assert time.time() < end, "no shards"
         time.sleep(0.01)
@@ -98,7 +98,7 @@ for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         program = subprocess.Popen(call(out), stderr=subprocess.PIPE, text=True)
         until_shards(out)
         program.send_signal(number)
-        errors = program.communicate(timeout=60)[1]
+        errors = program.communicate(timeout=300)[1]
         assert program.returncode == 128 + number, (number, program.returncode, errors)
         assert errors.count("\n") == 1 and f"{out}: stopped after " in errors, errors
         assert os.path.isdir(out) == made and (not made or not os.listdir(out)), "files were left"
@@ -111,7 +111,7 @@ program = subprocess.Popen([binary, "synth", "--config", config, "--layers", "10
                            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
 until_shards(f"{dir}/nohup")
 program.send_signal(signal.SIGHUP)
-assert program.wait(timeout=60) == 0
+assert program.wait(timeout=300) == 0
 
 pid, fd = pty.fork()
 if pid == 0:
@@ -127,7 +127,7 @@ def read_on():
     seen += part or b""
     return part != b""
 
-end = time.time() + 60
+end = time.time() + 300
 while b"%" not in seen:
     assert time.time() < end, seen
     read_on()
