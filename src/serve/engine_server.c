@@ -6,6 +6,7 @@ enum {
     DEFAULT_MAX_REQUESTS = 65536,
     DEFAULT_MAX_UNSENT = 16 << 20,
     DEFAULT_LATE_US = 10000000,
+    PROBE_US = 10000000, /* of fronts that say nothing: they need not answer as fast as pods */
     MAX_DECODED_BYTES = 64 << 20
 };
 
@@ -165,7 +166,8 @@ static yard_status open_server(yard_engine_server *s, yard_error *err)
 {
     const yard_rpc_config rpc = { .address = s->config.address,
                                   .methods = yard_engine_methods,
-                                  .n_methods = YARD_METHOD_COUNT };
+                                  .n_methods = YARD_METHOD_COUNT,
+                                  .keepalive_us = PROBE_US };
     uint32_t n;
     yard_status st;
 

@@ -26,9 +26,9 @@ typedef struct yard_rpc_config {
     uint32_t n_methods;
     uint32_t max_calls;       /* of a server at a time; more are refused; 0: 1,024 */
     size_t max_message_bytes; /* a larger one that arrives ends its call; 0: 4 MiB */
-    uint64_t keepalive_us;    /* a connection that is silent so long is probed, and is lost after as
-                                 long again; 0: 2 s */
-    uint64_t max_backoff_us;  /* of a client between tries to connect; 0: 2 s */
+    uint64_t keepalive_us; /* a connection that is silent so long is probed, by a server only while
+                              it has calls, and is lost after as long again; 0: 2 s */
+    uint64_t max_backoff_us; /* of a client between tries to connect; 0: 2 s */
 } yard_rpc_config;
 
 /* Errors: YARD_EINVAL (an address that is none), YARD_EIO (which cannot be listened on),

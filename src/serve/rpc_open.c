@@ -127,7 +127,6 @@ static size_t common_args(const yard_rpc *rpc, grpc_arg *args)
     args[n++] = integer(GRPC_ARG_MAX_METADATA_SIZE, MAX_METADATA);
     args[n++] = integer(GRPC_ARG_KEEPALIVE_TIME_MS, c->keepalive_us / 1000);
     args[n++] = integer(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, c->keepalive_us / 1000);
-    args[n++] = integer(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
     args[n++] = integer(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
     return n;
 }
@@ -181,6 +180,9 @@ yard_status yard_rpc_listen(yard_rpc **out, const yard_rpc_config *config, yard_
         size_t n = common_args(rpc, args);
         grpc_channel_args all = { .args = args };
 
+        /* Clients without a call are not probed: libraries look at such a connection now and then
+         * only (every 5 s the C core's), and would lose it between two calls. */
+        args[n++] = integer(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0);
         args[n++] = integer(GRPC_ARG_ALLOW_REUSEPORT, 0);
         args[n++] = integer(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
         args[n++] = integer(GRPC_ARG_MAX_CONCURRENT_STREAMS, rpc->config.max_calls);
@@ -219,6 +221,7 @@ yard_status yard_rpc_connect(yard_rpc **out, const yard_rpc_config *config, yard
         /* also the time that a connection has to be made */
         args[n++] = integer(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, rpc->config.keepalive_us / 1000);
         args[n++] = integer(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, RESOLVE_MS);
+        args[n++] = integer(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
         args[n++] = integer(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
         args[n++] = integer(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
         args[n++] = integer(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);

@@ -6,13 +6,22 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "serve/rpc.h"
 
-enum { ECHO, HOLD, N_METHODS, PATIENCE_MS = 100000, MAX_MESSAGE = 1 << 16 };
+enum {
+    ECHO,
+    HOLD,
+    N_METHODS,
+    PATIENCE_MS = 100000,
+    KEEPALIVE_US = 20000000, /* no connection is so slow */
+    MAX_MESSAGE = 1 << 16
+};
 
 static const char *const methods[] = { "/test.Test/Echo", "/test.Test/Hold" };
 static const char *const other_methods[] = { "/test.Test/Unknown" };
@@ -39,7 +48,8 @@ static yard_rpc *listen_on(const char *address, uint32_t max_calls)
                                 .methods = methods,
                                 .n_methods = N_METHODS,
                                 .max_calls = max_calls,
-                                .max_message_bytes = MAX_MESSAGE };
+                                .max_message_bytes = MAX_MESSAGE,
+                                .keepalive_us = KEEPALIVE_US };
     yard_rpc *rpc = NULL;
     yard_error err = { 0 };
 
@@ -54,7 +64,7 @@ static yard_rpc *connect_to(const char *address, const char *const *names)
                                 .methods = names,
                                 .n_methods = 1,
                                 .max_message_bytes = MAX_MESSAGE,
-                                .keepalive_us = 20000000,
+                                .keepalive_us = KEEPALIVE_US,
                                 .max_backoff_us = 100000 };
     yard_rpc_config all = c;
     yard_rpc *rpc = NULL;
@@ -344,6 +354,36 @@ static void servers_come_late_and_again(void **state)
     unlink(path + 5);
 }
 
+/* Libraries hardly look at a connection between two calls: this one says hello, in HTTP/2, and
+ * reads nothing more. A probe that it does not answer would end it. */
+static void a_client_without_calls_is_not_probed(void **state)
+{
+    enum { PROBE_US = 50000, N_PROBES = 20 };
+    static const char hello[33] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4"; /* and settings */
+    struct sockaddr_un to = { .sun_family = AF_UNIX };
+    char path[64], byte;
+    yard_rpc_config c = {
+        .address = path, .methods = methods, .n_methods = N_METHODS, .keepalive_us = PROBE_US
+    };
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    yard_rpc *rpc = NULL;
+    ssize_t n;
+
+    (void)state;
+    snprintf(path, sizeof(path), "unix:/tmp/yard-rpc-idle-%d", (int)getpid());
+    snprintf(to.sun_path, sizeof(to.sun_path), "%s", path + 5);
+    assert_int_equal(yard_rpc_listen(&rpc, &c, NULL), YARD_OK);
+    assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof(to)), 0);
+    assert_int_equal(send(fd, hello, sizeof(hello), MSG_NOSIGNAL), sizeof(hello));
+    poll(NULL, 0, N_PROBES * PROBE_US / 1000); /* as long as it likes */
+    while ((n = recv(fd, &byte, 1, MSG_DONTWAIT)) > 0)
+        ;
+    assert_int_equal(n, -1); /* not the end */
+    close(fd);
+    yard_rpc_close(rpc);
+    unlink(path + 5);
+}
+
 static void bad_addresses_are_refused(void **state)
 {
     static const char *const bad[] = { "",        "localhost", "unix:", ":80",     "a:",      "a:b",
@@ -397,6 +437,7 @@ int main(void)
         cmocka_unit_test(a_message_above_the_limit_ends_its_call),
         cmocka_unit_test(a_reader_that_does_not_read_holds_the_sender_up),
         cmocka_unit_test(servers_come_late_and_again),
+        cmocka_unit_test(a_client_without_calls_is_not_probed),
         cmocka_unit_test(bad_addresses_are_refused),
         cmocka_unit_test(a_path_in_use_is_refused),
     };
