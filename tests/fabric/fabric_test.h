@@ -20,7 +20,7 @@
 
 #include "fabric/fabric.h"
 
-enum { TEST_MAX_RANKS = 128, TEST_ALARM_S = 240 };
+enum { TEST_MAX_RANKS = 128, TEST_ALARM_S = 600 };
 
 #define CHECK(cond)                                                                                \
     do {                                                                                           \

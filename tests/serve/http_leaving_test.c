@@ -100,19 +100,24 @@ static uint32_t count_fds_alone(const server *s)
     return n;
 }
 
-/* The server has read the end of every connection, and what came before it. */
-static void wait_until_left(const server *s, uint32_t n_fds)
+static void wait_for_fds(uint32_t at_most)
 {
     const uint64_t until_us = yard_now_us() + (uint64_t)PATIENCE_MS * 1000;
 
-    for (int i = 0; i < 2; i++) {
-        while (count_fds() > n_fds) {
-            assert_true(yard_now_us() < until_us);
-            nap();
-        }
-        if (i == 0)
-            wait_for_no_jobs(s); /* asks, by connections */
+    while (count_fds() > at_most) {
+        assert_true(yard_now_us() < until_us);
+        nap();
     }
+}
+
+/* The server has read the end of every connection, and what came before it; what it gave to the
+ * engine, which ends nothing of this by itself, it has taken back. */
+static void wait_until_left(const server *s, uint32_t n_fds)
+{
+    wait_for_fds(n_fds);
+    wait_for_no_jobs(s); /* asks, by connections */
+    wait_for_fds(n_fds);
+    wait_for(&n_aborted, atomic_load(&n_generated));
 }
 
 /* Leaving after any number of bytes of a request: a job begins for the whole one only. */
@@ -131,7 +136,7 @@ static void leaving_within_a_request(void **state)
         close(fd);
     }
     wait_until_left(s, n_fds);
-    assert_int_equal(atomic_load(&n_generated), atomic_load(&n_aborted));
+    assert_true(atomic_load(&n_generated) <= 1);
     assert_int_equal(ask(s, chat, "", CHAT(",\"max_tokens\":3")), 200);
     close_server(s);
 }
