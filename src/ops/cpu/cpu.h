@@ -29,16 +29,15 @@ enum {
 };
 
 /* x [n_x, n_k] and w [n_w, n_k], f32, rows padded. The sum over K may be cut at multiples of
- * YARD_GROUP: lanes [n_x, n_w, LANES] then carries the sums from one call to the next. With scales
- * it is cut: n_k <= PANEL_K. */
+ * YARD_GROUP: lanes [n_x, n_w, LANES] then carries the sums from one call to the next. */
 typedef struct dot_args {
     const float *x, *w;
     size_t x_ld, w_ld;
     uint32_t n_x, n_w, n_k;
-    const float *x_scale; /* [n_x, x_scale_ld] one per group; NULL: all 1 (or no scales at all) */
-    size_t x_scale_ld;
-    const float *const *w_scale; /* [n_w] pointers to the scales of one row's groups; NULL: none */
-    float *y;                    /* [n_x, y_ld]; NULL: leave the sums in lanes */
+    /* [groups, MAX_TILE_ROWS] what a group's sums count in each row of x, which is x's scale times
+     * the scale that all rows of w share; NULL: no scales. */
+    const float *factor;
+    float *y; /* [n_x, y_ld]; NULL: leave the sums in lanes */
     size_t y_ld;
     float *lanes;   /* NULL: this is the whole sum */
     bool continued; /* lanes holds sums of earlier columns */
@@ -89,7 +88,7 @@ typedef struct cpu_kernels {
     const yard_convert *convert;
     /* decode, in pairs, padded with zeros to CHUNK */
     void (*decode_pairs)(yard_dtype dtype, const void *src, uint32_t n, float *dst);
-    void (*dot)(const dot_args *a);
+    void (*dot)(const dot_args *a); /* n_x <= MAX_TILE_ROWS with factors, any number without */
     void (*raw_dot)(const raw_dot_args *a);
     /* Products of FP8 with FP8, by a way of their own; NULL: as f32. codes_to_bf16 makes the rows
      * of x for it. */
@@ -133,6 +132,7 @@ const cpu_kernels *yard_cpu_kernels_choose(const char *variant);
 /* Scratch of one thread; lay_out() in cpu.c sizes it from yard_ops_limits. */
 typedef struct cpu_scratch {
     float *x;         /* rows of x of a product (bf16 for fp8_dot), or queries of an attention */
+    int64_t x_row;    /* the first of a linear's rows that lie in x; -1: others */
     float *x_scale;   /* their scales */
     float *latent;    /* [64, kv_rank + rope] one page of the cache */
     float *panel;     /* decoded rows of w, or what fp8_dot wants */

@@ -3,14 +3,11 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
-#include <assert.h>
-
 #include "ops/cpu/lanes_avx2.h"
 
 enum {
     TILE_X = 3, /* 12 sums, TILE_X vectors of x and one of w */
     TILE_W = 4,
-    PANEL_GROUPS = PANEL_K / YARD_GROUP
 };
 
 /* Rows of x and w, and the sums [TILE_W, LANES] of each row of x: addresses that stay in registers
@@ -19,10 +16,6 @@ typedef struct tile {
     const float *x[TILE_X], *w[TILE_W];
     float *sum[TILE_X];
 } tile;
-
-/* What a panel's groups are multiplied with: the scales of TILE_W rows of w, or those times x's. */
-typedef float w_factors[PANEL_GROUPS][TILE_W];
-typedef float tile_factors[PANEL_GROUPS][TILE_X][TILE_W];
 
 #define SAME_ADDRESS(p) __asm__("" : "+r"(p))
 
@@ -64,8 +57,8 @@ INLINE void plain_half(const tile *t, int h, uint32_t n_k, int mx, int nw)
 /* Half of the lanes of the n_k columns from k on of one group. A sum that starts as its first
  * product has the bits of one that starts as 0, unless it is -0, and adding either to the sum of
  * other groups gives the same: only where all of these underflowed, a 0 may have the other sign. */
-INLINE void scaled_half(const tile *t, size_t k, uint32_t n_k, int mx, int nw,
-                        const float f[TILE_X][TILE_W], int h)
+INLINE void scaled_half(const tile *t, size_t k, uint32_t n_k, int mx, int nw, const float *factor,
+                        int h)
 {
     __m256 lanes[TILE_X][TILE_W];
 
@@ -73,28 +66,18 @@ INLINE void scaled_half(const tile *t, size_t k, uint32_t n_k, int mx, int nw,
 #pragma GCC unroll 8
     for (size_t i = LANES; i < n_k; i += LANES)
         dot_step(t, k + i + (size_t)h, mx, nw, false, lanes);
-    for (int m = 0; m < mx; m++)
+    for (int m = 0; m < mx; m++) {
+        const __m256 f = _mm256_broadcast_ss(factor + m);
         for (int n = 0; n < nw; n++)
-            add_to_sum(t->sum[m] + n * LANES + h, lanes[m][n], &f[m][n]);
+            add_to_sum(t->sum[m] + n * LANES + h, lanes[m][n], f);
+    }
 }
 
-INLINE void make_factors(const dot_args *a, uint32_t m0, int mx, const w_factors *w, tile_factors f)
-{
-    for (uint32_t g = 0; g < yard_group_count(a->n_k); g++)
-        for (int m = 0; m < mx; m++) {
-            const size_t at = (m0 + (uint32_t)m) * a->x_scale_ld + g;
-            const __m128 xs = _mm_set1_ps(a->x_scale ? a->x_scale[at] : 1.0f);
-            _mm_storeu_ps(f[g][m], _mm_mul_ps(xs, _mm_loadu_ps((*w)[g])));
-        }
-}
-
-INLINE void dot_scaled(const dot_args *a, tile t, const w_factors *w, uint32_t m0, int mx, int nw)
+INLINE void dot_scaled(const dot_args *a, tile t, uint32_t m0, int mx, int nw)
 {
     const size_t n_k = pad_lanes(a->n_k), whole = n_k / YARD_GROUP * YARD_GROUP;
-    tile_factors factors;
-    const float(*f)[TILE_X][TILE_W] = factors;
+    const float *factor = a->factor + m0;
 
-    make_factors(a, m0, mx, w, factors);
     for (int m = 0; m < mx; m++) {
         SAME_ADDRESS(t.x[m]);
         SAME_ADDRESS(t.sum[m]);
@@ -102,20 +85,19 @@ INLINE void dot_scaled(const dot_args *a, tile t, const w_factors *w, uint32_t m
     for (int n = 0; n < nw; n++)
         SAME_ADDRESS(t.w[n]);
     /* half after half of one group, while it is in the first cache */
-    for (size_t k = 0; k < whole; k += YARD_GROUP, f++) {
-        SAME_ADDRESS(f);
+    for (size_t k = 0; k < whole; k += YARD_GROUP, factor += MAX_TILE_ROWS) {
+        SAME_ADDRESS(factor);
         SAME_ADDRESS(k);
-        scaled_half(&t, k, YARD_GROUP, mx, nw, *f, 0);
-        scaled_half(&t, k, YARD_GROUP, mx, nw, *f, HALF);
+        scaled_half(&t, k, YARD_GROUP, mx, nw, factor, 0);
+        scaled_half(&t, k, YARD_GROUP, mx, nw, factor, HALF);
     }
     if (whole < n_k) {
-        scaled_half(&t, whole, (uint32_t)(n_k - whole), mx, nw, *f, 0);
-        scaled_half(&t, whole, (uint32_t)(n_k - whole), mx, nw, *f, HALF);
+        scaled_half(&t, whole, (uint32_t)(n_k - whole), mx, nw, factor, 0);
+        scaled_half(&t, whole, (uint32_t)(n_k - whole), mx, nw, factor, HALF);
     }
 }
 
-INLINE void dot_tile(const dot_args *a, const w_factors *w, uint32_t m0, uint32_t n0, int mx,
-                     int nw)
+INLINE void dot_tile(const dot_args *a, uint32_t m0, uint32_t n0, int mx, int nw)
 {
     _Alignas(32) float own[TILE_X][TILE_W * LANES];
     tile t;
@@ -130,8 +112,8 @@ INLINE void dot_tile(const dot_args *a, const w_factors *w, uint32_t m0, uint32_
         for (int n = 0; n < nw && !a->continued; n++)
             clear_lanes(t.sum[m] + n * LANES);
     }
-    if (a->w_scale) {
-        dot_scaled(a, t, w, m0, mx, nw);
+    if (a->factor) {
+        dot_scaled(a, t, m0, mx, nw);
     } else {
         plain_half(&t, 0, pad_lanes(a->n_k), mx, nw);
         plain_half(&t, HALF, pad_lanes(a->n_k), mx, nw);
@@ -141,39 +123,32 @@ INLINE void dot_tile(const dot_args *a, const w_factors *w, uint32_t m0, uint32_
             a->y[(m0 + m) * a->y_ld + n0 + n] = add_lanes(t.sum[m] + n * LANES);
 }
 
-INLINE void dot_rows(const dot_args *a, const w_factors *w, uint32_t m0, uint32_t n0, uint32_t n_w,
-                     int mx)
+INLINE void dot_rows(const dot_args *a, uint32_t m0, uint32_t n0, uint32_t n_w, int mx)
 {
     uint32_t n = 0;
 
     for (; n + TILE_W <= n_w; n += TILE_W)
-        dot_tile(a, &w[n], m0, n0 + n, mx, TILE_W);
+        dot_tile(a, m0, n0 + n, mx, TILE_W);
     for (; n < n_w; n++)
-        dot_tile(a, &w[n], m0, n0 + n, mx, 1);
+        dot_tile(a, m0, n0 + n, mx, 1);
 }
 
 /* Rows of x from the second cache, three at a time, meet PANEL_ROWS rows of w in the first. Four
  * are two and two, since one alone has too few sums. */
 static void dot_block(const dot_args *a, uint32_t n0, uint32_t n_w)
 {
-    w_factors w[PANEL_ROWS]; /* those of TILE_W rows from each row on */
     uint32_t m = 0;
 
-    for (uint32_t n = 0; n < n_w && a->w_scale; n++)
-        for (uint32_t g = 0; g < yard_group_count(a->n_k); g++)
-            for (uint32_t i = 0; i < TILE_W; i++)
-                w[n][g][i] = n + i < n_w ? a->w_scale[n0 + n + i][g] : 0.0f;
     for (; a->n_x - m == 3 || a->n_x - m > 4; m += 3)
-        dot_rows(a, w, m, n0, n_w, 3);
+        dot_rows(a, m, n0, n_w, 3);
     for (; a->n_x - m >= 2; m += 2)
-        dot_rows(a, w, m, n0, n_w, 2);
+        dot_rows(a, m, n0, n_w, 2);
     if (m < a->n_x)
-        dot_rows(a, w, m, n0, n_w, 1);
+        dot_rows(a, m, n0, n_w, 1);
 }
 
 void yard_cpu_dot_avx2(const dot_args *a)
 {
-    assert(!a->w_scale || a->n_k <= PANEL_K);
     for (uint32_t n = 0; n < a->n_w; n += PANEL_ROWS)
         dot_block(a, n, a->n_w - n < PANEL_ROWS ? a->n_w - n : PANEL_ROWS);
 }

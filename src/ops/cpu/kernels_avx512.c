@@ -46,9 +46,8 @@ INLINE void dot_scaled(const dot_args *a, uint32_t m0, uint32_t n0, int mx, int 
         dot_span(a, x, w, k, end, mx, nw, lane);
         for (int m = 0; m < mx; m++)
             for (int n = 0; n < nw; n++) {
-                const float ws = a->w_scale[n0 + n][group];
-                const float f = a->x_scale ? a->x_scale[(m0 + m) * a->x_scale_ld + group] * ws : ws;
-                outer[m][n] = _mm512_fmadd_ps(lane[m][n], _mm512_set1_ps(f), outer[m][n]);
+                const __m512 f = _mm512_set1_ps(a->factor[group * MAX_TILE_ROWS + m0 + m]);
+                outer[m][n] = _mm512_fmadd_ps(lane[m][n], f, outer[m][n]);
             }
     }
 }
@@ -63,7 +62,7 @@ INLINE void dot_tile(const dot_args *a, uint32_t m0, uint32_t n0, int mx, int nw
                 a->continued
                     ? _mm512_loadu_ps(a->lanes + ((size_t)(m0 + m) * a->n_w + n0 + n) * LANES)
                     : _mm512_setzero_ps();
-    if (a->w_scale)
+    if (a->factor)
         dot_scaled(a, m0, n0, mx, nw, outer);
     else
         dot_span(a, a->x + m0 * a->x_ld, a->w + n0 * a->w_ld, 0, pad_lanes(a->n_k), mx, nw, outer);

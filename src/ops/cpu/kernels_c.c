@@ -74,22 +74,21 @@ static void add_scaled_lanes(const float *lane, float f, float *outer)
         outer[l] = fmaf(lane[l], f, outer[l]);
 }
 
-/* Adds x . w to the outer lanes. */
-static void dot_one(const float *x, const float *w, uint32_t n_k, const float *x_scale,
-                    const float *w_scale, float *outer)
+/* Adds x . w to the outer lanes; factor: of the first group, those of others MAX_TILE_ROWS on. */
+static void dot_one(const float *x, const float *w, uint32_t n_k, const float *factor, float *outer)
 {
     const uint32_t n = pad_lanes(n_k);
 
-    if (!w_scale) {
+    if (!factor) {
         dot_lanes(x, w, n, outer);
         return;
     }
-    for (uint32_t k = 0, group = 0; k < n; k += YARD_GROUP, group++) {
+    for (uint32_t k = 0; k < n; k += YARD_GROUP, factor += MAX_TILE_ROWS) {
         const uint32_t n_group = n - k < YARD_GROUP ? n - k : YARD_GROUP;
         float lane[LANES] = { 0 };
 
         dot_lanes(x + k, w + k, n_group, lane);
-        add_scaled_lanes(lane, x_scale ? x_scale[group] * w_scale[group] : w_scale[group], outer);
+        add_scaled_lanes(lane, *factor, outer);
     }
 }
 
@@ -104,8 +103,7 @@ static void dot(const dot_args *a)
             if (a->continued)
                 memcpy(outer, carried, sizeof(outer));
             dot_one(a->x + m * a->x_ld, a->w + n * a->w_ld, a->n_k,
-                    a->x_scale ? a->x_scale + m * a->x_scale_ld : NULL,
-                    a->w_scale ? a->w_scale[n] : NULL, outer);
+                    a->factor ? a->factor + m : NULL, outer);
             if (a->y)
                 a->y[m * a->y_ld + n] = add_lanes(outer);
             else
@@ -122,12 +120,12 @@ static float raw_dot_one(const raw_dot_args *a, uint32_t m, uint32_t n)
 
     for (uint32_t k = 0, group = 0; k < a->n_k; k += YARD_GROUP, group++) {
         const uint32_t n_group = a->n_k - k < YARD_GROUP ? a->n_k - k : YARD_GROUP;
-        const float *x_scale = a->x_scale ? a->x_scale + m * a->x_scale_ld + group : NULL;
+        const float x_scale = a->x_scale ? a->x_scale[m * a->x_scale_ld + group] : 1.0f;
+        const float factor = a->w_scale ? x_scale * a->w_scale[n][group] : 1.0f;
         float values[YARD_GROUP];
 
         decode_pairs(a->w_dtype, w + k * element_bytes, n_group, values);
-        dot_one(a->x + m * a->x_ld + k, values, n_group, x_scale,
-                a->w_scale ? a->w_scale[n] + group : NULL, outer);
+        dot_one(a->x + m * a->x_ld + k, values, n_group, a->w_scale ? &factor : NULL, outer);
     }
     return add_lanes(outer);
 }

@@ -31,9 +31,9 @@ INLINE float add_lanes(const float *lanes)
 
 /* What one half of a group adds to its sum, in memory. The barrier: a compiler would rather carry
  * the sums of all groups in registers that there are not. */
-INLINE void add_to_sum(float *sum, __m256 lanes, const float *f)
+INLINE void add_to_sum(float *sum, __m256 lanes, __m256 factor)
 {
-    _mm256_storeu_ps(sum, _mm256_fmadd_ps(lanes, _mm256_broadcast_ss(f), _mm256_loadu_ps(sum)));
+    _mm256_storeu_ps(sum, _mm256_fmadd_ps(lanes, factor, _mm256_loadu_ps(sum)));
     __asm__ volatile("" : : : "memory");
 }
 

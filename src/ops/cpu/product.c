@@ -40,57 +40,114 @@ static void product_few(const cpu_kernels *k, const product_args *a)
     }
 }
 
-/* A panel: columns [at, at + n_k) of n_w rows of w are decoded once and used for all rows of x. */
-static void add_panel(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a, uint32_t n,
-                      uint32_t n_w, uint32_t at, float *lanes)
+/* Rows [n, n + n_w) of a product's weights, which share their scales, and columns [at, at + n_k),
+ * of one row of blocks and PANEL_K at most. factor: see dot_args. */
+typedef struct block {
+    uint32_t n, n_w, at, n_k;
+    const float *factor;
+} block;
+
+/* Asks for what the next panel decodes where this one decodes row n: the memory's own prefetchers
+ * see only the beginning of each piece, so that every row would begin with a wait. */
+static void prefetch_next(const product_args *a, const block *b, uint32_t n)
 {
-    const uint32_t n_k = a->w->cols - at < PANEL_K ? a->w->cols - at : PANEL_K;
     const size_t element_bytes = yard_dtype_bytes(a->w->dtype);
-    const uint32_t group = at / YARD_GROUP;
-    const float *scales[PANEL_ROWS];
-    const dot_args args = {
-        .x = (const float *)a->x + at,
-        .x_ld = a->x_ld,
-        .n_x = a->n_x,
-        .w = scratch->panel,
-        .w_ld = PANEL_K,
-        .n_w = n_w,
-        .n_k = n_k,
-        .x_scale = a->x_scale ? a->x_scale + group : NULL,
-        .x_scale_ld = a->x_scale_ld,
-        .w_scale = scale_rows(a->w, a->w_first + n, n_w, scales),
-        .y = at + n_k == a->w->cols ? a->y + n : NULL,
-        .y_ld = a->y_ld,
-        .lanes = lanes,
-        .continued = at > 0,
-    };
+    uint32_t next = n + PANEL_ROWS, at = b->at;
+    const uint8_t *row;
+
+    if (next >= b->n + b->n_w) {
+        next = b->n + (n - b->n) % PANEL_ROWS;
+        at += b->n_k;
+    }
+    if (at == a->w->cols) {
+        next += b->n_w;
+        at = 0;
+    }
+    if (next >= a->n_w)
+        return;
+    row = matrix_row(a->w, a->w_first + next);
+    for (uint32_t i = 0; i < PANEL_K && at < a->w->cols;
+         i += 64 / element_bytes, at += 64 / element_bytes)
+        __builtin_prefetch(row + at * element_bytes, 0, 2);
+}
+
+/* A panel: n_w of a block's rows from n on are decoded once and used for all rows of x. */
+static void add_panel(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a,
+                      const block *b, uint32_t n, uint32_t n_w, float *lanes)
+{
+    const size_t element_bytes = yard_dtype_bytes(a->w->dtype);
 
     for (uint32_t i = 0; i < n_w; i++) {
         const uint8_t *row = matrix_row(a->w, a->w_first + n + i);
-        if (args.w_scale)
-            scales[i] += group;
-        k->decode_pairs(a->w->dtype, row + at * element_bytes, n_k,
+
+        prefetch_next(a, b, n + i);
+        k->decode_pairs(a->w->dtype, row + b->at * element_bytes, b->n_k,
                         scratch->panel + (size_t)i * PANEL_K);
     }
-    k->dot(&args);
+    k->dot(&(dot_args){ .x = (const float *)a->x + b->at,
+                        .x_ld = a->x_ld,
+                        .n_x = a->n_x,
+                        .w = scratch->panel,
+                        .w_ld = PANEL_K,
+                        .n_w = n_w,
+                        .n_k = b->n_k,
+                        .factor = b->factor,
+                        .y = b->at + b->n_k == a->w->cols ? a->y + n : NULL,
+                        .y_ld = a->y_ld,
+                        .lanes = lanes,
+                        .continued = b->at > 0 });
 }
 
-/* Columns [at, at + PANEL_K) of x meet BLOCK_ROWS rows of w, a panel after the other, while they
- * are in the second cache. */
-static void add_block(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a,
-                      uint32_t n0, uint32_t n_w, uint32_t at)
+static void make_factors(const product_args *a, const block *b, float *factor)
 {
+    const uint32_t group = b->at / YARD_GROUP;
+    const float *w_scale = matrix_scale_row(a->w, a->w_first + b->n) + group;
+
+    for (uint32_t g = 0; g < yard_group_count(b->n_k); g++)
+        for (uint32_t m = 0; m < a->n_x; m++)
+            factor[g * MAX_TILE_ROWS + m] =
+                a->x_scale ? a->x_scale[m * a->x_scale_ld + group + g] * w_scale[g] : w_scale[g];
+}
+
+/* A block's columns of x meet its rows of w, a panel after the other, while they are in the second
+ * cache. */
+static void add_block(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a, block b)
+{
+    float factor[PANEL_K / YARD_GROUP * MAX_TILE_ROWS];
     float *lanes = scratch->lanes;
 
-    for (uint32_t n = 0; n < n_w; n += PANEL_ROWS, lanes += MAX_TILE_ROWS * PANEL_ROWS * LANES)
-        add_panel(k, scratch, a, n0 + n, n_w - n < PANEL_ROWS ? n_w - n : PANEL_ROWS, at, lanes);
+    if (a->w->dtype == YARD_FP8_E4M3) {
+        make_factors(a, &b, factor);
+        b.factor = factor;
+    }
+    for (uint32_t n = 0; n < b.n_w; n += PANEL_ROWS, lanes += MAX_TILE_ROWS * PANEL_ROWS * LANES)
+        add_panel(k, scratch, a, &b, b.n + n, b.n_w - n < PANEL_ROWS ? b.n_w - n : PANEL_ROWS,
+                  lanes);
+}
+
+/* Rows from the n-th on that share their scales, most at most. */
+static uint32_t rows_of_block(const product_args *a, uint32_t n, uint32_t most)
+{
+    const yard_matrix *w = a->w;
+    const uint32_t left = a->n_w - n < most ? a->n_w - n : most;
+    const uint32_t in_block = w->dtype == YARD_FP8_E4M3
+                                  ? w->block_rows - (w->row0 + a->w_first + n) % w->block_rows
+                                  : left;
+
+    return left < in_block ? left : in_block;
 }
 
 static void product_many(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a)
 {
-    for (uint32_t n = 0; n < a->n_w; n += BLOCK_ROWS)
-        for (uint32_t at = 0; at < a->w->cols; at += PANEL_K)
-            add_block(k, scratch, a, n, a->n_w - n < BLOCK_ROWS ? a->n_w - n : BLOCK_ROWS, at);
+    for (uint32_t n = 0, n_w; n < a->n_w; n += n_w) {
+        n_w = rows_of_block(a, n, BLOCK_ROWS);
+        for (uint32_t at = 0; at < a->w->cols; at += PANEL_K) {
+            const uint32_t left = a->w->cols - at;
+            add_block(
+                k, scratch, a,
+                (block){ .n = n, .n_w = n_w, .at = at, .n_k = left < PANEL_K ? left : PANEL_K });
+        }
+    }
 }
 
 /* Rows of w that share a row of blocks, and so their scales. */
@@ -98,11 +155,10 @@ static void product_fp8(const cpu_kernels *k, cpu_scratch *scratch, const produc
 {
     const yard_matrix *w = a->w;
 
-    for (uint32_t n = 0; n < a->n_w;) {
+    for (uint32_t n = 0, n_w; n < a->n_w; n += n_w) {
         const uint32_t first = a->w_first + n;
-        const uint32_t in_block = w->block_rows - (w->row0 + first) % w->block_rows;
-        const uint32_t n_w = a->n_w - n < in_block ? a->n_w - n : in_block;
 
+        n_w = rows_of_block(a, n, a->n_w);
         k->fp8_dot(&(fp8_dot_args){ .x = a->x,
                                     .x_ld = a->x_ld,
                                     .n_x = a->n_x,
@@ -116,15 +172,17 @@ static void product_fp8(const cpu_kernels *k, cpu_scratch *scratch, const produc
                                     .y = a->y + n,
                                     .y_ld = a->y_ld,
                                     .scratch = scratch->panel });
-        n += n_w;
     }
+}
+
+static bool has_scales(const row_source *source)
+{
+    return source->quantise || source->x.dtype == YARD_FP8_E4M3;
 }
 
 row_form yard_cpu_product_form(const cpu_kernels *k, const row_source *source, const yard_matrix *w)
 {
-    const bool codes = source->quantise || source->x.dtype == YARD_FP8_E4M3;
-
-    return k->fp8_dot && codes && w->dtype == YARD_FP8_E4M3 ? ROW_BF16 : ROW_PAIRS;
+    return k->fp8_dot && has_scales(source) && w->dtype == YARD_FP8_E4M3 ? ROW_BF16 : ROW_PAIRS;
 }
 
 void yard_cpu_product(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a)
@@ -178,27 +236,29 @@ static void linear_task(void *ctx, uint32_t task, uint32_t thread)
     for (int32_t row = job->offset[group]; row < end; row += MAX_TILE_ROWS) {
         const int32_t left = end - row;
         const uint32_t n_x = left < MAX_TILE_ROWS ? (uint32_t)left : MAX_TILE_ROWS;
-        bool scaled = false;
 
-        for (uint32_t i = 0; i < n_x; i++) {
+        /* a thread's next task may be other columns of the same rows */
+        for (uint32_t i = 0; i < n_x && scratch->x_row != row; i++) {
             const size_t y_row = (size_t)row + i;
             const size_t x_row = job->x_index ? (size_t)job->x_index[y_row] : y_row;
-            scaled = yard_cpu_load_row(k, &job->source, x_row, 0, w->cols, form, scratch,
-                                       (uint8_t *)scratch->x + i * row_bytes,
-                                       scratch->x_scale + i * scale_ld);
+            yard_cpu_load_row(k, &job->source, x_row, 0, w->cols, form, scratch,
+                              (uint8_t *)scratch->x + i * row_bytes,
+                              scratch->x_scale + i * scale_ld);
         }
-        yard_cpu_product(k, scratch,
-                         &(product_args){ .form = form,
-                                          .x = scratch->x,
-                                          .x_ld = ld,
-                                          .n_x = n_x,
-                                          .x_scale = scaled ? scratch->x_scale : NULL,
-                                          .x_scale_ld = scale_ld,
-                                          .w = w,
-                                          .w_first = first,
-                                          .n_w = n_w,
-                                          .y = scratch->out,
-                                          .y_ld = MAX_TASK_COLUMNS });
+        scratch->x_row = row;
+        yard_cpu_product(
+            k, scratch,
+            &(product_args){ .form = form,
+                             .x = scratch->x,
+                             .x_ld = ld,
+                             .n_x = n_x,
+                             .x_scale = has_scales(&job->source) ? scratch->x_scale : NULL,
+                             .x_scale_ld = scale_ld,
+                             .w = w,
+                             .w_first = first,
+                             .n_w = n_w,
+                             .y = scratch->out,
+                             .y_ld = MAX_TASK_COLUMNS });
         for (uint32_t i = 0; i < n_x; i++)
             yard_cpu_store_row(k, job->y, (size_t)row + i, first, n_w,
                                scratch->out + i * MAX_TASK_COLUMNS);
@@ -217,14 +277,16 @@ static uint32_t task_columns(uint32_t n_columns, uint32_t n_groups, uint32_t n_t
 
 static void run_groups(struct linear_job *job, uint32_t n_groups)
 {
+    const uint32_t n_threads = yard_pool_thread_count(job->s->pool);
     uint32_t n_active = 0;
 
+    for (uint32_t t = 0; t < n_threads; t++)
+        job->s->scratch[t].x_row = -1;
     for (uint32_t g = 0; g < n_groups; g++)
         if (group_end(job, g) > job->offset[g])
             job->s->list[n_active++] = (int32_t)g;
     job->active = job->s->list;
-    job->task_columns =
-        task_columns(job->w[0].rows, n_active, yard_pool_thread_count(job->s->pool));
+    job->task_columns = task_columns(job->w[0].rows, n_active, n_threads);
     job->tasks_per_group = yard_ceil_div(job->w[0].rows, job->task_columns);
     yard_pool_run(job->s->pool, linear_task, job, n_active * job->tasks_per_group);
 }
