@@ -16,7 +16,7 @@ pool = descriptor_pool.DescriptorPool()
 with open(f"{folder}/engine.desc", "rb") as f:
     for file in descriptor_pb2.FileDescriptorSet.FromString(f.read()).file:
         pool.Add(file)
-PATIENCE_S = 120
+PATIENCE_S = 600
 
 
 def message(name):
@@ -104,7 +104,7 @@ class Pod:
     def __init__(self, *args):
         self.log = open(f"{folder}/log", "a+")
         self.process = subprocess.Popen([switchyard, "engine", model, "--ranks", "2", "--exact", "--threads", "1",
-                                         "--timeout", "100", "--json", *args],
+                                         "--timeout", "100", "--drain-timeout", str(PATIENCE_S), "--json", *args],
                                         stdout=subprocess.PIPE, stderr=self.log, text=True)
 
     def ready(self):

@@ -9,7 +9,7 @@ import urllib.request
 import openai
 
 url, key, switchyard, model_dir = sys.argv[1:]
-client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=120)
+client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=300)
 HELLO = [{"role": "user", "content": "What is a horse?"}]
 
 

@@ -6,7 +6,7 @@ python=$(tools/venv.sh "$YARD_BUILD_DIR/clients" tests/serve/requirements.txt) |
 dir=$(mktemp -d)
 server=
 trap '[ -z "$server" ] || kill -KILL $server 2>/dev/null; wait; rm -rf "$dir"' EXIT
-"$SWITCHYARD" serve models/demo --port 0 --api-key not-this --api-key secret >"$dir/out" 2>"$dir/err" &
+"$SWITCHYARD" serve models/demo --port 0 --threads 1 --drain-timeout 300 --api-key not-this --api-key secret >"$dir/out" 2>"$dir/err" &
 server=$!
 until url=$(grep -o 'http://[0-9.]*:[0-9]*' "$dir/out" | head -n 1) && [ -n "$url" ]; do
     kill -0 $server 2>/dev/null || { cat "$dir/err" >&2; exit 1; }
