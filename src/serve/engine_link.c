@@ -147,6 +147,10 @@ static bool take_state(yard_link *link, const yard_rpc_event *e, yard_link_event
     if (!yard_decode_state(link->reader, e->bytes, e->n_bytes, &has_pod, &link->state))
         return lose(link, "sent what is no state of a pod", out);
     link->reads = STATE;
+    if (has_pod && link->up && !link->state.serves) {
+        *out = (yard_link_event){ .kind = YARD_LINK_PAUSED };
+        return true;
+    }
     if (!has_pod || link->up || !link->state.serves)
         return false;
     link->up = true;

@@ -7,8 +7,9 @@
  *     while (yard_link_next(link, &event))
  *         ...
  *
- * Order: UP comes first; TOKENS, REPORT and PAGES only between an UP and the next DOWN. DOWN voids
- * everything that was sent: nothing comes of it any more. Threads: one caller at a time. */
+ * Order: UP comes first; TOKENS, PAUSED, REPORT and PAGES only between an UP and the next DOWN.
+ * DOWN voids everything that was sent: nothing comes of it any more. Threads: one caller at a time.
+ */
 #ifndef YARD_SERVE_ENGINE_LINK_H
 #define YARD_SERVE_ENGINE_LINK_H
 
@@ -58,11 +59,12 @@ typedef struct yard_link_tokens {
 } yard_link_tokens;
 
 typedef enum yard_link_event_kind {
-    YARD_LINK_UP,            /* pod serves */
-    YARD_LINK_DOWN,          /* message: why */
-    YARD_LINK_TOKENS,        /* tokens */
-    YARD_LINK_REPORT,        /* instance, report */
-    YARD_LINK_PAGES_ADDED,   /* instance, page [n_pages], a chain first to last */
+    YARD_LINK_UP,          /* pod serves */
+    YARD_LINK_DOWN,        /* message: why */
+    YARD_LINK_PAUSED,      /* the pod ends, or forms again: it takes nothing new before a REPORT */
+    YARD_LINK_TOKENS,      /* tokens */
+    YARD_LINK_REPORT,      /* instance, report */
+    YARD_LINK_PAGES_ADDED, /* instance, page [n_pages], a chain first to last */
     YARD_LINK_PAGES_EVICTED, /* instance, page [n_pages] */
     YARD_LINK_PAGES_UNKNOWN  /* instance: events were lost; all that it holds is said anew */
 } yard_link_event_kind;

@@ -264,6 +264,11 @@ static void take_event(yard_front *front, uint64_t now_us, yard_front_pod *pod,
         yard_front_take_tokens(front, now_us, &e->tokens);
         return;
     }
+    if (e->kind == YARD_LINK_PAUSED) {
+        for (uint32_t i = 0; i < pod->about.n_instances; i++)
+            yard_scheduler_instance_paused(front->scheduler, first_instance(front, pod) + i);
+        return;
+    }
     if (e->instance >= pod->about.n_instances)
         return;
     switch (e->kind) {

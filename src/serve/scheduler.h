@@ -89,6 +89,8 @@ bool yard_scheduler_abort(yard_scheduler *s, uint64_t id);
 void yard_scheduler_instance_up(yard_scheduler *s, uint64_t now_us, uint32_t instance,
                                 uint32_t max_requests);
 void yard_scheduler_instance_lost(yard_scheduler *s, uint32_t instance);
+/* It takes nothing new until it reports again; what it has goes on. */
+void yard_scheduler_instance_paused(yard_scheduler *s, uint32_t instance);
 
 /* What an instance said about itself: see yard_engine_report. n_seen counts YARD_ACTION_SENDs to it
  * since it came up. */

@@ -40,7 +40,7 @@ typedef struct request_list {
 } request_list;
 
 typedef struct instance {
-    bool up;
+    bool up, paused;
     uint32_t max_requests;
     uint64_t heard_us; /* when it last made progress, as far as is known */
     yard_engine_report report;

@@ -37,7 +37,8 @@ static uint32_t cached_tokens(const yard_scheduler *s, uint32_t at)
 
 static bool takes_requests(const yard_scheduler *s, const instance *x, uint64_t now_us)
 {
-    if (!x->up || (now_us > x->heard_us && now_us - x->heard_us > s->config.stale_after_us))
+    if (!x->up || x->paused ||
+        (now_us > x->heard_us && now_us - x->heard_us > s->config.stale_after_us))
         return false;
     return x->report.n_requests + (uint64_t)x->n_unseen < x->max_requests;
 }
@@ -180,6 +181,12 @@ void yard_scheduler_instance_lost(yard_scheduler *s, uint32_t at)
     x->report = (yard_engine_report){ 0 };
 }
 
+void yard_scheduler_instance_paused(yard_scheduler *s, uint32_t at)
+{
+    assert(at < s->config.n_instances);
+    s->instances[at].paused = true;
+}
+
 /* Reports may be lost, but not overtake each other: they come on one stream. */
 void yard_scheduler_report(yard_scheduler *s, uint64_t now_us, uint32_t at,
                            const yard_engine_report *report)
@@ -196,6 +203,7 @@ void yard_scheduler_report(yard_scheduler *s, uint64_t now_us, uint32_t at,
         i = s->requests[i].older;
     }
     x->report = *report;
+    x->paused = false;
     hear(x, now_us > report->step_age_us ? now_us - report->step_age_us : 0);
 }
 

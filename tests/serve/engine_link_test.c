@@ -27,7 +27,7 @@ typedef struct test {
     yard_engine_server *server;
     yard_link *link;
     bool up;
-    uint32_t n_ups, n_downs, n_reports;
+    uint32_t n_ups, n_downs, n_reports, n_pauses;
     yard_link_pod pod;
     yard_engine_report report[2];
     char why[300];
@@ -122,6 +122,11 @@ static void take_event(test *t, const yard_link_event *e)
         assert_true(t->up && e->instance < 2);
         t->report[e->instance] = e->report;
         t->n_reports++;
+        assert_int_equal(t->n_pauses, 0); /* here no pod goes on after one */
+        break;
+    case YARD_LINK_PAUSED:
+        assert_true(t->up);
+        t->n_pauses++;
         break;
     default:
         assert_true(t->up);
@@ -348,6 +353,7 @@ static void what_cannot_be_is_refused(void **state)
     ask(t, 0, 20, 1, 1);
     PUMP_UNTIL(true, all_ended(t, 20, 21));
     assert_true(t->answers[20][0].retry);
+    PUMP_UNTIL(true, t->n_pauses == 1);
     assert_false(yard_engine_server_idle(t->server));
     /* the refused ones count as seen: the front waits for none of them */
     yard_link_abort(t->link, 10, YARD_ALL_CHOICES);

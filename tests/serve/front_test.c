@@ -550,6 +550,39 @@ static void a_lost_engine(void **state)
     close_stage(s);
 }
 
+/* What it has goes on; new requests go elsewhere, or wait until there is a place for them. */
+static void an_engine_that_ends(void **state)
+{
+    stage *s = open_stage(2, NULL, 8);
+
+    (void)state;
+    fake_say_up(0, 1, 4, 4096);
+    fake_say_up(1, 1, 1, 4096);
+    run(s);
+    ask(s, YARD_ROUTE_COMPLETIONS, "{\"model\":\"demo\",\"prompt\":\"a\",\"stream\":true}");
+    run(s);
+    assert_int_equal(fake_links[0]->n_sent, 1);
+    fake_say(0, YARD_LINK_PAUSED);
+    run(s);
+    for (int i = 0; i < 2; i++)
+        ask(s, YARD_ROUTE_COMPLETIONS, "{\"model\":\"demo\",\"prompt\":\"b\"}");
+    run(s);
+    assert_int_equal(fake_links[0]->n_sent, 1);
+    assert_int_equal(fake_links[1]->n_sent, 1);
+    say(s, 0, 0, 0, " day", YARD_FINISH_LENGTH);
+    run(s);
+    assert_non_null(strstr(s->client[0].text, "[DONE]"));
+    fake_say_down(0);
+    say(s, 1, 0, 0, " day", YARD_FINISH_LENGTH);
+    run(s);
+    assert_int_equal(fake_links[1]->n_sent, 2);
+    say(s, 1, 1, 0, " day", YARD_FINISH_LENGTH);
+    run(s);
+    for (int i = 1; i < 3; i++)
+        expect_text(s->client[i].text, "choices.0.text", " day");
+    close_stage(s);
+}
+
 static void an_engine_that_fails_a_request(void **state)
 {
     stage *s = open_stage(2, NULL, 8);
@@ -712,6 +745,7 @@ int main(void)
         cmocka_unit_test(refusals),
         cmocka_unit_test(a_long_body_is_read_beside),
         cmocka_unit_test(a_lost_engine),
+        cmocka_unit_test(an_engine_that_ends),
         cmocka_unit_test(an_engine_that_fails_a_request),
         cmocka_unit_test(clients_that_leave),
         cmocka_unit_test(silence_and_its_end),

@@ -33,7 +33,7 @@ typedef struct model_request {
 } model_request;
 
 typedef struct model_instance {
-    bool up;
+    bool up, paused;
     uint32_t max_requests;
     uint64_t heard_us, n_sent;
     yard_engine_report report;
@@ -83,7 +83,7 @@ static bool takes_requests(const world *w, const model_instance *x)
         const model_request *r = &w->requests[i];
         n += r->at == SENT && r->instance == x - w->instances && r->serial > x->report.n_seen;
     }
-    return x->up && w->now_us - x->heard_us <= STALE_US && n < x->max_requests;
+    return x->up && !x->paused && w->now_us - x->heard_us <= STALE_US && n < x->max_requests;
 }
 
 static uint32_t cached_at(const model_request *r, const model_instance *x)
@@ -373,6 +373,12 @@ static void rise(world *w, uint32_t at)
     yard_scheduler_instance_up(w->s, w->now_us, at, w->instances[at].max_requests);
 }
 
+static void stop_for_now(world *w, uint32_t at)
+{
+    w->instances[at].paused = true;
+    yard_scheduler_instance_paused(w->s, at);
+}
+
 static void report(world *w)
 {
     const uint32_t at = any(w, N_INSTANCES);
@@ -387,6 +393,7 @@ static void report(world *w)
     if (!x->up || said.n_seen < x->report.n_seen || said.n_seen > x->n_sent)
         return;
     x->report = said;
+    x->paused = false;
     if (w->now_us - said.step_age_us > x->heard_us)
         x->heard_us = w->now_us - said.step_age_us;
 }
@@ -431,6 +438,8 @@ static void happen(world *w)
             rise(w, any(w, N_INSTANCES));
         else if (any(w, 2))
             fall(w, any(w, N_INSTANCES));
+        else
+            stop_for_now(w, any(w, N_INSTANCES));
         break;
     case 6:
     case 7:

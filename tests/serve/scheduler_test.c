@@ -199,6 +199,25 @@ static void a_burst_meets_where_its_prefix_is_being_computed(void **state)
     yard_scheduler_destroy(s);
 }
 
+static void paused_engines_get_nothing_before_they_report(void **state)
+{
+    yard_scheduler *s = make(2);
+    uint64_t first, second;
+
+    (void)state;
+    first = submit(s, 1, 10);
+    assert_int_equal(expect_send(s, 0, first, 1), 0);
+    yard_scheduler_instance_paused(s, 0);
+    yard_scheduler_instance_paused(s, 1);
+    second = submit(s, 2, 10);
+    expect_nothing(s, 0);
+    assert_true(yard_scheduler_finished(s, 0, first, 1, 1)); /* what it has goes on */
+    expect_end(s, 0, first, YARD_END_FINISHED, YARD_NO_INSTANCE);
+    report(s, 0, 1, 900, 0);
+    assert_int_equal(expect_send(s, 0, second, 1), 1); /* the other one has less to do */
+    yard_scheduler_destroy(s);
+}
+
 static void silent_and_stuck_engines_get_nothing(void **state)
 {
     yard_scheduler *s = make(3);
@@ -413,6 +432,7 @@ int main(void)
         cmocka_unit_test(a_miss_counts_more_where_it_delays_others),
         cmocka_unit_test(evicted_and_unknown_pages_do_not_count),
         cmocka_unit_test(a_burst_meets_where_its_prefix_is_being_computed),
+        cmocka_unit_test(paused_engines_get_nothing_before_they_report),
         cmocka_unit_test(silent_and_stuck_engines_get_nothing),
         cmocka_unit_test(requests_wait_for_room_then_are_refused),
         cmocka_unit_test(clients_are_told_when_to_come_back),
