@@ -76,6 +76,8 @@ YARD_API void yard_plan_count_params(const yard_plan_model *m, yard_plan_params 
 /* Parameters a step reads that touches n_experts different experts in every MoE layer, with head.
  */
 YARD_API uint64_t yard_plan_params_read(const yard_plan_model *m, uint32_t n_experts);
+/* 8 bits of a latent: codes with an f32 scale per 128 and the rotated key in bf16, as the engine
+ * caches them. */
 YARD_API uint64_t yard_plan_kv_bytes_per_token(const yard_plan_model *m, uint32_t kv_bits);
 
 /* ---- hardware ---------------------------------------------------------------------------- */
@@ -221,6 +223,8 @@ typedef struct yard_plan_config {
     uint32_t n_load;
     uint32_t weight_bits, kv_bits; /* weight_bits 0: the model's; kv_bits 16 or 8 */
     bool no_draft;                 /* the draft module is not run, though query > 1 */
+    bool kv_one_scale; /* kv_bits 8: the cache has 8 bits of every value, one scale for all, as
+                          TensorRT-LLM's: 576 bytes a token and layer of DeepSeek-V3, not 656 */
 } yard_plan_config;
 
 #define YARD_PLAN_CONFIG_INIT                                                                      \

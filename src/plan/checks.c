@@ -93,6 +93,7 @@ static void check_counts(list *l)
 
     yard_plan_count_params(m, &n);
     add(l, "A1", "cache bytes a token", 70272, (double)yard_plan_kv_bytes_per_token(m, 16), 0);
+    add(l, "A1", "cache bytes a token, FP8", 40016, (double)yard_plan_kv_bytes_per_token(m, 8), 0);
     add(l, "A2", "parameters", 671026419200, (double)n.total, 0);
     add(l, "A2", "active, with head", 36625618432, (double)n.active, 0);
     add(l, "A2", "active, with head and embedding", 37552297472, (double)n.active_with_embedding,

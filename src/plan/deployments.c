@@ -399,6 +399,7 @@ static yard_plan_config config_of(const deployment_row *row)
     c.imbalance = row->imbalance;
     c.weight_bits = row->weight_bits;
     c.kv_bits = row->kv_bits ? row->kv_bits : 16;
+    c.kv_one_scale = true;        /* those with 8 bits are TensorRT-LLM's */
     c.no_draft = row->query == 2; /* S3's MTP is simulated: two tokens, no module */
     return c;
 }

@@ -130,7 +130,7 @@ static void add_mla_decode(builder *b, double requests)
                     2 * b->t * (m->nope_dims + m->kv_rank)),
         b->bits);
     add(b, "mla_attention", YARD_PLAN_ATTENTION, 2, 2 * b->t * b->heads * b->c->kv * head_io,
-        requests * b->c->kv * latent * b->c->kv_bits / 8 + 2 * b->t * b->heads * head_io, 16);
+        requests * b->c->kv * yard_plan_kv_row_bytes(b->c) + 2 * b->t * b->heads * head_io, 16);
     add(b, "v_b_bmm", YARD_PLAN_BMM, 2, 2 * b->t * b->heads * m->v_dims * m->kv_rank,
         b->heads * (yard_plan_weight_bytes(b->bits, m->v_dims, m->kv_rank) +
                     2 * b->t * (m->v_dims + m->kv_rank)),
@@ -161,7 +161,7 @@ static void add_mla(builder *b, double requests)
     add_gemm(b, "qkv_a_proj", 1, b->t, (m->q_rank ? m->q_rank : q_dims) + latent, m->hidden);
     add_vector(b, "latent_norms_rope_append_kv", 1, b->t, 4 * (m->q_rank + latent),
                2 * (m->q_rank + latent) + m->q_rank + scale_bytes(m->q_rank) +
-                   latent * b->c->kv_bits / 8);
+                   yard_plan_kv_row_bytes(b->c));
     if (m->q_rank)
         add_gemm(b, "q_b_proj", 1, b->t, q_dims, m->q_rank);
     if (b->c->phase == YARD_PLAN_DECODE)

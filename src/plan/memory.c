@@ -131,7 +131,7 @@ static uint32_t requests_in(double gb, double per_request)
 void yard_plan_fill_memory(const yard_plan_config *c, bool kv_b_on_all_ranks, yard_plan_memory *out)
 {
     const bool prefill = c->phase == YARD_PLAN_PREFILL;
-    const double token = (double)yard_plan_kv_bytes_per_token(c->model, c->kv_bits) /
+    const double token = c->model->n_layers * yard_plan_kv_row_bytes(c) /
                          (c->model->attention == YARD_PLAN_GQA ? c->tp : 1);
     const double length = prefill ? (double)c->kv + c->prompt : c->kv;
     const double n_requests = prefill ? ceil((double)c->chunk / c->prompt) : c->batch;

@@ -161,11 +161,23 @@ uint64_t yard_plan_params_read(const yard_plan_model *m, uint32_t n_experts)
            product(m->vocab, m->hidden);
 }
 
+static uint64_t kv_row_bytes(const yard_plan_model *m, uint32_t kv_bits, bool one_scale)
+{
+    const bool mla = m->attention == YARD_PLAN_MLA;
+    const uint64_t values =
+        mla ? (uint64_t)m->kv_rank + m->rope_dims : 2 * product(m->n_kv_heads, m->head_dims);
+
+    if (mla && kv_bits == 8 && !one_scale) /* in units of 16 bytes */
+        return (m->kv_rank + 4 * ((m->kv_rank + 127) / 128) + 2 * m->rope_dims + 15) / 16 * 16;
+    return values * kv_bits / 8;
+}
+
 uint64_t yard_plan_kv_bytes_per_token(const yard_plan_model *m, uint32_t kv_bits)
 {
-    const uint64_t values = m->attention == YARD_PLAN_MLA
-                                ? (uint64_t)m->kv_rank + m->rope_dims
-                                : 2 * product(m->n_kv_heads, m->head_dims);
+    return m->n_layers * kv_row_bytes(m, kv_bits, false);
+}
 
-    return m->n_layers * values * kv_bits / 8;
+double yard_plan_kv_row_bytes(const yard_plan_config *c)
+{
+    return (double)kv_row_bytes(c->model, c->kv_bits, c->kv_one_scale);
 }

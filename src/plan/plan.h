@@ -43,6 +43,7 @@ uint32_t yard_plan_dp(const yard_plan_config *c);
 uint32_t yard_plan_slots(const yard_plan_config *c); /* expert slots of one rank */
 uint32_t yard_plan_weight_bits(const yard_plan_config *c);
 double yard_plan_weight_bytes(uint32_t bits, double n, double k); /* of an [n, k] projection */
+double yard_plan_kv_row_bytes(const yard_plan_config *c); /* of a token and layer, without TP */
 
 /* ---- network.c --------------------------------------------------------------------------- */
 
