@@ -97,10 +97,17 @@ static void round_bf16(const float *x, uint32_t n, uint16_t *y)
         y[i] = yard_bf16_from_f32(x[i]);
 }
 
+static void widen_fp8(const uint8_t *codes, uint32_t n, float scale, float *dst)
+{
+    for (uint32_t i = 0; i < n; i++)
+        dst[i] = yard_bf16_round(yard_f32_from_e4m3(codes[i]) * scale);
+}
+
 const yard_convert yard_convert_c = {
     .name = "c",
     .decode = decode,
     .round_bf16 = round_bf16,
+    .widen_fp8 = widen_fp8,
     .quantise = quantise,
     .add_scaled = add_scaled,
     .weighted_sum = weighted_sum,

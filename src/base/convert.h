@@ -10,6 +10,8 @@ typedef struct yard_convert {
     /* dst[i] = value of src[i] (FP8: of the code, without scale) */
     void (*decode)(yard_dtype dtype, const void *src, uint32_t n, float *dst);
     void (*round_bf16)(const float *x, uint32_t n, uint16_t *y);
+    /* dst[i] = bf16 of value of codes[i] * scale, which is one that quantise makes */
+    void (*widen_fp8)(const uint8_t *codes, uint32_t n, float scale, float *dst);
     /* One row, already rounded to bf16, in groups of YARD_GROUP: scale = amax / 448 (1 when amax is
      * 0; ue8m0: rounded up to a power of two), code = e4m3 of x * (1 / scale). */
     void (*quantise)(const float *x, uint32_t n, bool ue8m0, uint8_t *codes, float *scale);

@@ -31,12 +31,12 @@ void yard_cpu_load_latent(const cpu_kernels *k, yard_dtype dtype, uint32_t kv_ra
     const float *scale =
         (const float *)(const void *)(bytes + yard_latent_row_of(dtype, kv_rank, 0).scale_at);
 
-    k->convert->decode(dtype, row, kv_rank, latent);
     if (dtype != YARD_FP8_E4M3)
-        return;
-    for (uint32_t c = 0; c < kv_rank; c += YARD_GROUP)
-        k->scale(latent + c, kv_rank - c < YARD_GROUP ? kv_rank - c : YARD_GROUP, *scale++);
-    yard_cpu_round_values(k, latent, kv_rank);
+        k->convert->decode(dtype, row, kv_rank, latent);
+    else
+        for (uint32_t c = 0; c < kv_rank; c += YARD_GROUP)
+            k->convert->widen_fp8(bytes + c, kv_rank - c < YARD_GROUP ? kv_rank - c : YARD_GROUP,
+                                  *scale++, latent + c);
 }
 
 void yard_cpu_load_rope(const cpu_kernels *k, yard_dtype dtype, uint32_t kv_rank,
