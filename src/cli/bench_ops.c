@@ -17,6 +17,7 @@ enum {
     KEY_THREADS,
     KEY_VARIANT,
     KEY_PIN,
+    KEY_KV_DTYPE,
     KEY_TABLE,
     KEY_REPEAT,
     KEY_BLAS
@@ -49,6 +50,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case KEY_CONTEXT:
         a->context = yard_cli_argp_u64(state, "--context", arg, 1, MAX_CONTEXT);
+        break;
+    case KEY_KV_DTYPE:
+        a->kv_dtype = yard_cli_argp_kv_dtype(state, arg);
         break;
     case KEY_EXPERTS:
         a->n_experts = yard_cli_argp_u64(state, "--experts", arg, 1, MAX_EXPERTS);
@@ -89,6 +93,8 @@ static const struct argp_option option_list[] = {
     { "ops", KEY_OPS, "LIST", 0, "Operations, or uses of them such as q_b (default: all)", 0 },
     { "tokens", KEY_TOKENS, "LIST", 0, "Numbers of tokens (default 1,16,512)", 0 },
     { "context", KEY_CONTEXT, "N", 0, "Cached positions that decoding reads (default 1024)", 0 },
+    { "kv-dtype", KEY_KV_DTYPE, "TYPE", 0,
+      "Cache of latents: bf16 (default), or fp8, which is for the CPU", 0 },
     { "experts", KEY_EXPERTS, "N", 0, "Experts of this rank (default 32, or all)", 0 },
     { "table", KEY_TABLE, "NAME", 0, "fast or deterministic (default: all the device has)", 0 },
     { "threads", KEY_THREADS, "N", 0, "CPU threads (default: all processors)", 0 },
@@ -115,6 +121,7 @@ static const struct argp ops_argp = {
            "  switchyard bench ops\n"
            "  switchyard bench ops --model deepseek-v2-lite --ops linear,grouped_linear \\\n"
            "      --tokens 1\n"
+           "  switchyard bench ops --ops mla_decode --context 5000 --kv-dtype fp8\n"
            "  switchyard bench ops --json >rows.jsonl &&\n"
            "      switchyard plan --measured rows.jsonl ..\n",
 };
@@ -241,14 +248,24 @@ static yard_status find_device(ops_bench *b, yard_error *err)
         return yard_fail(err, YARD_ENOTSUP,
                          "--device: this build has no %s: it was made without nvcc",
                          b->args.device);
+    if (b->args.kv_dtype == YARD_KV_FP8 && b->device != &yard_bench_ops_cpu)
+        return yard_fail(err, YARD_ENOTSUP,
+                         "--kv-dtype fp8: want device cpu, got %s, which has bf16 only so far",
+                         b->args.device);
     return YARD_OK;
 }
 
 static yard_status find_model(ops_bench *b, yard_error *err)
 {
-    if (strchr(b->args.model, '/'))
-        return yard_model_config_load(&b->model, b->args.model, yard_cli_notify(), err);
-    return yard_synth_dimensions(&b->model, b->args.model, err);
+    const yard_status st =
+        strchr(b->args.model, '/')
+            ? yard_model_config_load(&b->model, b->args.model, yard_cli_notify(), err)
+            : yard_synth_dimensions(&b->model, b->args.model, err);
+
+    if (!st && b->args.kv_dtype == YARD_KV_FP8 && b->model.attention != YARD_ATTENTION_MLA)
+        return yard_fail(err, YARD_ENOTSUP,
+                         "--kv-dtype fp8: want a model that caches latents, got %s", b->args.model);
+    return st;
 }
 
 /* One of the device's tables. */

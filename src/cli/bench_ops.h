@@ -8,6 +8,8 @@
 #ifndef YARD_CLI_BENCH_OPS_H
 #define YARD_CLI_BENCH_OPS_H
 
+#include <yard/engine.h>
+
 #include "cli/bench.h"
 #include "model/model.h"
 
@@ -62,6 +64,7 @@ typedef struct yard_bench_ops_size {
     uint32_t n_tokens;
     uint32_t context;   /* positions of a cached sequence that decode reads */
     uint32_t n_experts; /* of this rank */
+    yard_kv_dtype kv_dtype;
 } yard_bench_ops_size;
 
 /* An output: n_rows rows of n_cols values are compared. */
@@ -77,6 +80,8 @@ typedef struct yard_bench_ops_fill {
     yard_dtype dtype;
     size_t n;
     bool positive; /* scales */
+    /* n values in each of so many rows, row_bytes apart; 0: n in all */
+    size_t n_rows, row_bytes;
 } yard_bench_ops_fill;
 
 enum { BENCH_OPS_MAX_FILLS = 16, BENCH_OPS_MAX_OUTS = 2, BENCH_OPS_SHAPE_BYTES = 96 };
@@ -158,8 +163,8 @@ void yard_bench_ops_add_out(yard_bench_ops_set *set, yard_rows rows, uint32_t n_
 /* The number of rows, as operations read it. */
 int32_t *yard_bench_ops_take_count(yard_bench_ops_set *set, uint32_t n, bool host);
 
-/* set->batch and a cache for it. Tokens are the last ones of sequences, n_generated each, whose
- * pages lie in random order; 0: all are one prompt. */
+/* set->batch and a cache for it, of size->kv_dtype. Tokens are the last ones of sequences,
+ * n_generated each, whose pages lie in random order; 0: all are one prompt. */
 void yard_bench_ops_place_batch(const yard_bench_ops_size *size, yard_bench_ops_set *set,
                                 uint32_t n_generated, bool host);
 yard_kv_layer yard_bench_ops_place_cache(const yard_bench_ops_size *size, yard_bench_ops_set *set,

@@ -226,6 +226,7 @@ yard_status yard_bench_ops_time_case(ops_bench *b, const yard_bench_ops_case *c,
 {
     run r = { .c = c,
               .size = { .model = &b->model,
+                        .kv_dtype = b->args.kv_dtype,
                         .n_tokens = n_tokens,
                         .context = (uint32_t)b->args.context,
                         .n_experts = b->model.n_experts < b->args.n_experts

@@ -67,16 +67,49 @@ void yard_bench_ops_place_batch(const yard_bench_ops_size *size, yard_bench_ops_
     list_pages(pages, n_seqs * n_pages, n_generated > 0);
 }
 
+static void fill_rows(yard_bench_ops_set *set, yard_dtype dtype, void *at, size_t n, size_t n_rows,
+                      size_t row_bytes)
+{
+    set->fills[set->n_fills++] = (yard_bench_ops_fill){ .at = at,
+                                                        .dtype = dtype,
+                                                        .n = n,
+                                                        .positive = dtype == YARD_F32,
+                                                        .n_rows = n_rows,
+                                                        .row_bytes = row_bytes };
+}
+
+static yard_kv_layer place_fp8_cache(const yard_model_config *m, yard_bench_ops_set *set,
+                                     size_t n_rows, bool fill)
+{
+    const yard_latent_row row = yard_latent_row_of(YARD_FP8_E4M3, m->kv_rank, m->rope_dims);
+    uint8_t *at = yard_arena_take(&set->arena, n_rows * row.n_bytes);
+
+    if (fill) {
+        fill_rows(set, YARD_FP8_E4M3, at, m->kv_rank, n_rows, row.n_bytes);
+        fill_rows(set, YARD_F32, at + row.scale_at, yard_group_count(m->kv_rank), n_rows,
+                  row.n_bytes);
+        fill_rows(set, YARD_BF16, at + row.rope_at, m->rope_dims, n_rows, row.n_bytes);
+    }
+    return (yard_kv_layer){ YARD_FP8_E4M3, m->kv_rank + m->rope_dims, at };
+}
+
 yard_kv_layer yard_bench_ops_place_cache(const yard_bench_ops_size *size, yard_bench_ops_set *set,
                                          uint32_t n_generated, bool fill)
 {
     const uint32_t n_pages = pages_a_seq(size, n_generated) * count_seqs(size, n_generated);
     const uint32_t width = yard_model_kv_width(size->model, 1);
 
+    if (size->kv_dtype == YARD_KV_FP8)
+        return place_fp8_cache(size->model, set, (size_t)n_pages * YARD_PAGE_TOKENS, fill);
     return (yard_kv_layer){ .dtype = YARD_BF16,
                             .width = width,
                             .data = yard_bench_ops_take(
                                 set, YARD_BF16, (size_t)n_pages * YARD_PAGE_TOKENS * width, fill) };
+}
+
+static const char *cache_text(const yard_kv_layer *cache)
+{
+    return cache->dtype == YARD_FP8_E4M3 ? ", FP8 cache" : "";
 }
 
 static void place_decode(const yard_bench_ops_case *c, const yard_bench_ops_size *size,
@@ -124,9 +157,11 @@ static void count_decode(const yard_bench_ops_case *c, const yard_bench_ops_size
     const double n_seqs = count_seqs(size, c->id);
 
     *flops = 2 * n * a->n_heads * (double)size->context * (width + a->kv_rank);
-    *bytes = 2 * (n_seqs * size->context * width + n * a->n_heads * (width + a->kv_rank));
-    snprintf(shape, BENCH_OPS_SHAPE_BYTES, "%u heads x %u+%u, context %u, query %u", a->n_heads,
-             a->kv_rank, a->rope_dims, size->context, c->id);
+    *bytes = n_seqs * size->context *
+                 yard_latent_row_of(a->cache.dtype, a->kv_rank, a->rope_dims).n_bytes +
+             2 * n * a->n_heads * (width + a->kv_rank);
+    snprintf(shape, BENCH_OPS_SHAPE_BYTES, "%u heads x %u+%u, context %u, query %u%s", a->n_heads,
+             a->kv_rank, a->rope_dims, size->context, c->id, cache_text(&a->cache));
 }
 
 static void place_prefill(const yard_bench_ops_case *c, const yard_bench_ops_size *size,
@@ -194,9 +229,10 @@ static void count_prefill(const yard_bench_ops_case *c, const yard_bench_ops_siz
         2 * heads *
         (n * a->kv_rank * (a->nope_dims + a->v_dims) + n * (n + 1) / 2 * (head_dim + a->v_dims));
     *bytes = yard_bench_ops_matrix_bytes(&a->kv_b) +
-             2 * n * (a->kv_rank + a->rope_dims + heads * (head_dim + a->v_dims));
-    snprintf(shape, BENCH_OPS_SHAPE_BYTES, "%u heads x %u+%u/%u, one prompt", a->n_heads,
-             a->nope_dims, a->rope_dims, a->v_dims);
+             n * yard_latent_row_of(a->cache.dtype, a->kv_rank, a->rope_dims).n_bytes +
+             2 * n * heads * (head_dim + a->v_dims);
+    snprintf(shape, BENCH_OPS_SHAPE_BYTES, "%u heads x %u+%u/%u, one prompt%s", a->n_heads,
+             a->nope_dims, a->rope_dims, a->v_dims, cache_text(&a->cache));
 }
 
 const yard_bench_ops_case *yard_bench_ops_latent(uint32_t *n)

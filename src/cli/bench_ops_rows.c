@@ -154,6 +154,7 @@ static void place_append(const yard_bench_ops_case *c, const yard_bench_ops_size
 {
     const yard_model_config *m = size->model;
     const uint32_t n = size->n_tokens, width = m->kv_rank + m->rope_dims;
+    const yard_latent_row row = yard_latent_row_of(YARD_FP8_E4M3, m->kv_rank, m->rope_dims);
     yard_rope_append_kv_args *a = &set->args.append;
 
     (void)c;
@@ -168,8 +169,12 @@ static void place_append(const yard_bench_ops_case *c, const yard_bench_ops_size
         .rope = place_rope(size, set),
         .cache = yard_bench_ops_place_cache(size, set, 0, false),
     };
-    yard_bench_ops_add_out(set, (yard_rows){ YARD_BF16, width, a->cache.data, NULL }, n, width,
-                           false);
+    if (a->cache.dtype == YARD_FP8_E4M3) /* codes and scales, word by word */
+        yard_bench_ops_add_out(set, (yard_rows){ YARD_F32, row.n_bytes / 4, a->cache.data, NULL },
+                               n, row.rope_at / 4, true);
+    else
+        yard_bench_ops_add_out(set, (yard_rows){ YARD_BF16, width, a->cache.data, NULL }, n, width,
+                               false);
 }
 
 static void run_append(const yard_ops *ops, yard_stream s, const yard_bench_ops_set *set)
@@ -185,8 +190,11 @@ static void count_append(const yard_bench_ops_case *c, const yard_bench_ops_size
 
     (void)c;
     *flops = -1;
-    *bytes = 6.0 * size->n_tokens * a->cache.width;
-    snprintf(shape, BENCH_OPS_SHAPE_BYTES, "%u+%u", a->kv_rank, a->rope.n_dims);
+    *bytes =
+        size->n_tokens * (4.0 * a->cache.width +
+                          yard_latent_row_of(a->cache.dtype, a->kv_rank, a->rope.n_dims).n_bytes);
+    snprintf(shape, BENCH_OPS_SHAPE_BYTES, "%u+%u%s", a->kv_rank, a->rope.n_dims,
+             a->cache.dtype == YARD_FP8_E4M3 ? ", FP8 cache" : "");
 }
 
 /* The rows are rotated in place: every call turns them on, which costs the same. */

@@ -12,6 +12,7 @@ typedef struct ops_args {
     yard_bench_list tokens;
     uint64_t context, n_experts, n_threads, n_repeats;
     bool json;
+    yard_kv_dtype kv_dtype;
     yard_pin pin;
 } ops_args;
 

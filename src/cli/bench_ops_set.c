@@ -6,7 +6,7 @@ void *yard_bench_ops_take(yard_bench_ops_set *set, yard_dtype dtype, size_t n, b
     void *at = yard_arena_take(&set->arena, n * yard_dtype_bytes(dtype));
 
     if (fill && set->n_fills < BENCH_OPS_MAX_FILLS)
-        set->fills[set->n_fills++] = (yard_bench_ops_fill){ at, dtype, n, false };
+        set->fills[set->n_fills++] = (yard_bench_ops_fill){ .at = at, .dtype = dtype, .n = n };
     return at;
 }
 
@@ -89,7 +89,8 @@ uint32_t yard_bench_ops_random(uint64_t *state, uint32_t n)
 
 /* ---- values ------------------------------------------------------------------------------- */
 
-enum { PATTERN = 16411 }; /* a prime: rows of a matrix differ */
+enum { PATTERN = 16411 };   /* a prime: rows of a matrix differ */
+enum { PATTERN_ROWS = 97 }; /* as many rows of a list differ */
 
 /* Values of both signs around 0, as wide as a quantised group's; scales keep products near 1. */
 static float value_of(uint64_t *state, bool positive)
@@ -115,6 +116,19 @@ static void put_value(yard_dtype dtype, float value, uint8_t *at)
     }
 }
 
+static void fill_rows(const yard_bench_ops_fill *f, uint64_t state)
+{
+    const size_t width = yard_dtype_bytes(f->dtype), n_bytes = f->n * width;
+    uint8_t *at = f->at;
+
+    for (size_t row = 0; row < f->n_rows; row++, at += f->row_bytes)
+        for (size_t k = 0; k < n_bytes && row < PATTERN_ROWS; k += width)
+            put_value(f->dtype, value_of(&state, f->positive), at + k);
+    at = f->at;
+    for (size_t row = PATTERN_ROWS; row < f->n_rows; row++, at += f->row_bytes)
+        memcpy(at + PATTERN_ROWS * f->row_bytes, at, n_bytes);
+}
+
 void yard_bench_ops_fill_set(yard_bench_ops_set *set)
 {
     for (uint32_t i = 0; i < set->n_fills; i++) {
@@ -124,6 +138,10 @@ void yard_bench_ops_fill_set(yard_bench_ops_set *set)
         uint64_t state = i + 1;
         uint8_t *at = f->at;
 
+        if (f->n_rows > 0) {
+            fill_rows(f, state);
+            continue;
+        }
         for (size_t k = 0; k < done; k += width)
             put_value(f->dtype, value_of(&state, f->positive), at + k);
         for (; done < n_bytes; done += done < n_bytes - done ? done : n_bytes - done)
