@@ -127,6 +127,10 @@ typedef struct yard_ep_config {
  *     peer access); those of other nodes are put to by NVSHMEM, which needs libyard-ep-nvshmem. Of
  *     NVSHMEM a process has one set of ranks: later groups over it have the same ones.
  *   - capacity.heap_bytes is of a group over nvlink, unless fabric_config names another transport.
+ *   - A receive that waits keeps the multiprocessors that it will need. So nothing that a peer
+ * waits for may come to stand behind it: receives of several rounds, or groups, come in one order
+ * on all ranks (one stream, or streams joined by events). Ranks that each wait for what the other
+ *     cannot start end by their deadlines.
  *   - A call from inside a stream capture, right behind the send that it belongs to, starts its
  *     kernel while that send still runs. */
 
