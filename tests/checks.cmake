@@ -17,7 +17,7 @@ function(yard_check name)
   endif()
   add_test(NAME ${name} COMMAND ${arg_COMMAND})
   # bytecode would be files in the tree
-  set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT 1800 SKIP_RETURN_CODE 77
+  set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT 900 SKIP_RETURN_CODE 77
                        WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
                        ENVIRONMENT "${test_env};PYTHONDONTWRITEBYTECODE=1")
 endfunction()
