@@ -31,29 +31,38 @@ static void load_page(const cpu_kernels *k, const yard_mla_decode_args *a, uint3
     }
 }
 
+/* Scores of query m for keys [from, from + n_k) become weights; what it has so far is put to their
+ * scale. */
+static void weigh(const cpu_kernels *k, cpu_scratch *scratch, uint32_t m, uint32_t from,
+                  uint32_t n_k, float scale, uint32_t n_v)
+{
+    float *score = scratch->score + (size_t)m * YARD_PAGE_TOKENS + from;
+    const float largest = k->scale_max(score, n_k, scale, scratch->max[m]);
+
+    if (largest > scratch->max[m]) {
+        const float shrink = yard_cpu_exp(scratch->max[m] - largest);
+        scratch->sum[m] *= shrink;
+        k->scale(scratch->acc + (size_t)m * n_v, n_v, shrink);
+        scratch->max[m] = largest;
+    }
+    scratch->sum[m] += k->exp_sum(score, n_k, largest);
+}
+
+/* Values v of keys [from, from + n_k), weighed, are added for queries [first, first + n_x). */
+static void add_values(const cpu_kernels *k, cpu_scratch *scratch, uint32_t first, uint32_t n_x,
+                       uint32_t from, uint32_t n_k, const float *v, uint32_t v_ld, uint32_t n_v)
+{
+    k->axpy(scratch->score + (size_t)first * YARD_PAGE_TOKENS + from, YARD_PAGE_TOKENS, n_x,
+            v + (size_t)from * v_ld, v_ld, n_k, n_v, scratch->acc + (size_t)first * n_v, n_v);
+}
+
 void yard_cpu_softmax_join(const cpu_kernels *k, cpu_scratch *scratch, uint32_t first, uint32_t n_x,
                            uint32_t from, uint32_t n_k, float scale, const float *v, uint32_t v_ld,
                            uint32_t n_v)
 {
-    for (uint32_t m = first; m < first + n_x; m++) {
-        float *score = scratch->score + (size_t)m * YARD_PAGE_TOKENS + from;
-        float largest = scratch->max[m];
-
-        for (uint32_t j = 0; j < n_k; j++) {
-            score[j] *= scale;
-            if (score[j] > largest)
-                largest = score[j];
-        }
-        if (largest > scratch->max[m]) {
-            const float shrink = yard_cpu_exp(scratch->max[m] - largest);
-            scratch->sum[m] *= shrink;
-            k->scale(scratch->acc + (size_t)m * n_v, n_v, shrink);
-            scratch->max[m] = largest;
-        }
-        scratch->sum[m] += k->exp_sum(score, n_k, largest);
-    }
-    k->axpy(scratch->score + (size_t)first * YARD_PAGE_TOKENS + from, YARD_PAGE_TOKENS, n_x,
-            v + (size_t)from * v_ld, v_ld, n_k, n_v, scratch->acc + (size_t)first * n_v, n_v);
+    for (uint32_t m = first; m < first + n_x; m++)
+        weigh(k, scratch, m, from, n_k, scale, n_v);
+    add_values(k, scratch, first, n_x, from, n_k, v, v_ld, n_v);
 }
 
 void yard_cpu_softmax_start(cpu_scratch *scratch, uint32_t n_x, uint32_t n_v)
@@ -221,11 +230,30 @@ static void expand_page(const struct prefill_job *job, cpu_scratch *scratch, uin
     yard_cpu_product(k, scratch, &product);
     if (a->y.dtype == YARD_BF16) /* what a projection would have stored */
         for (uint32_t j = 0; j < n; j++) {
-            for (uint32_t c = 0; c < a->nope_dims; c++)
-                scratch->k[j * k_ld + c] = yard_bf16_round(scratch->k[j * k_ld + c]);
-            for (uint32_t c = 0; c < a->v_dims; c++)
-                scratch->v[j * v_ld + c] = yard_bf16_round(scratch->v[j * v_ld + c]);
+            yard_cpu_round_values(k, scratch->k + (size_t)j * k_ld, a->nope_dims);
+            yard_cpu_round_values(k, scratch->v + (size_t)j * v_ld, a->v_dims);
         }
+}
+
+enum { ASCENDING_QUERIES = 4 };
+
+/* Queries [first, end) of a page's keys: the first sees n_k, each one more than the one before.
+ * What a few of them see all is added at once. */
+static void join_ascending(const struct prefill_job *job, cpu_scratch *scratch, uint32_t first,
+                           uint32_t end, uint32_t n_k)
+{
+    const yard_mla_prefill_args *a = job->a;
+    const cpu_kernels *k = job->s->kernels;
+    const uint32_t v_ld = pad_lanes(a->v_dims);
+
+    for (uint32_t n; first < end; first += n, n_k += n) {
+        n = end - first < ASCENDING_QUERIES ? end - first : ASCENDING_QUERIES;
+        for (uint32_t i = 0; i < n; i++)
+            weigh(k, scratch, first + i, 0, n_k + i, a->softmax_scale, a->v_dims);
+        add_values(k, scratch, first, n, 0, n_k, scratch->v, v_ld, a->v_dims);
+        for (uint32_t i = 1; i < n; i++)
+            add_values(k, scratch, first + i, 1, n_k, i, scratch->v, v_ld, a->v_dims);
+    }
 }
 
 /* One page against the queries of the span that see it; on the page of a query's own position each
@@ -253,9 +281,7 @@ static void attend_page(const struct prefill_job *job, cpu_scratch *scratch, uin
                         .n_k = a->nope_dims + a->rope_dims,
                         .y = scratch->score + (size_t)first * YARD_PAGE_TOKENS,
                         .y_ld = YARD_PAGE_TOKENS });
-    for (uint32_t m = first; m < whole; m++)
-        yard_cpu_softmax_join(k, scratch, m, 1, 0, span->first_position + m - page_at + 1,
-                              a->softmax_scale, scratch->v, v_ld, a->v_dims);
+    join_ascending(job, scratch, first, whole, span->first_position + first - page_at + 1);
     if (whole < span->n_rows)
         yard_cpu_softmax_join(k, scratch, whole, span->n_rows - whole, 0, YARD_PAGE_TOKENS,
                               a->softmax_scale, scratch->v, v_ld, a->v_dims);

@@ -97,6 +97,8 @@ typedef struct cpu_kernels {
     /* acc[m, c] = fma(x[m, r], w[r, c], acc[m, c]) for r ascending */
     void (*axpy)(const float *x, size_t x_ld, uint32_t n_x, const float *w, size_t w_ld,
                  uint32_t n_r, uint32_t n_c, float *acc, size_t acc_ld);
+    /* x[i] *= f; returns the largest of these and max, NaNs aside */
+    float (*scale_max)(float *x, uint32_t n, float f, float max);
     /* acc[c] *= f */
     void (*scale)(float *acc, uint32_t n, float f);
     /* sum of squares, element i in lane i % SQUARE_LANES; lanes are added pairwise as above */
@@ -117,6 +119,7 @@ void yard_cpu_raw_dot_avx2(const raw_dot_args *a);
 void yard_cpu_decode_pairs_avx2(yard_dtype dtype, const void *src, uint32_t n, float *dst);
 /* Of kernels_avx2.c, for AVX-512 too. */
 void yard_cpu_scale_avx2(float *acc, uint32_t n, float f);
+float yard_cpu_scale_max_avx2(float *x, uint32_t n, float f, float max);
 float yard_cpu_sum_squares_avx2(const float *x, uint32_t n);
 float yard_cpu_exp_sum_avx2(float *x, uint32_t n, float max);
 void yard_cpu_silu_mul_avx2(const float *gate, const float *up, uint32_t n, float *y);

@@ -17,19 +17,23 @@ INLINE __m256i lane_mask(uint32_t n)
 
 /* ---- columns --------------------------------------------------------------------------- */
 
-enum { AXPY_COLUMNS = 8 }; /* vectors of columns of one row: sums enough for both units */
+enum {
+    AXPY_ROWS = 4,
+    AXPY_SUMS = 8,    /* vectors: enough for both units */
+    AXPY_COLUMNS = 64 /* of 64 rows of w: half of the first cache */
+};
 
 /* acc[m, c .. c + 8 nc) over all r. */
 INLINE void axpy_tile(const float *x, size_t x_ld, int mx, const float *w, size_t w_ld,
                       uint32_t n_r, int nc, float *acc, size_t acc_ld)
 {
-    __m256 sum[4][AXPY_COLUMNS];
+    __m256 sum[AXPY_ROWS][AXPY_SUMS];
 
     for (int m = 0; m < mx; m++)
         for (int c = 0; c < nc; c++)
             sum[m][c] = _mm256_loadu_ps(acc + m * acc_ld + c * 8);
     for (uint32_t r = 0; r < n_r; r++) {
-        __m256 wv[AXPY_COLUMNS];
+        __m256 wv[AXPY_SUMS];
         for (int c = 0; c < nc; c++)
             wv[c] = _mm256_loadu_ps(w + r * w_ld + c * 8);
         for (int m = 0; m < mx; m++) {
@@ -43,34 +47,62 @@ INLINE void axpy_tile(const float *x, size_t x_ld, int mx, const float *w, size_
             _mm256_storeu_ps(acc + m * acc_ld + c * 8, sum[m][c]);
 }
 
+/* mx rows at n_c columns. */
 INLINE void axpy_rows(const float *x, size_t x_ld, int mx, const float *w, size_t w_ld,
                       uint32_t n_r, uint32_t n_c, float *acc, size_t acc_ld)
 {
+    const int most = AXPY_SUMS / mx;
     uint32_t c = 0;
 
-    for (; mx == 1 && c + 8 * AXPY_COLUMNS <= n_c; c += 8 * AXPY_COLUMNS)
-        axpy_tile(x, x_ld, mx, w + c, w_ld, n_r, AXPY_COLUMNS, acc + c, acc_ld);
-    for (; c + 16 <= n_c; c += 16)
-        axpy_tile(x, x_ld, mx, w + c, w_ld, n_r, 2, acc + c, acc_ld);
-    if (c + 8 <= n_c) {
+    for (; c + 8 * (uint32_t)most <= n_c; c += 8 * (uint32_t)most)
+        axpy_tile(x, x_ld, mx, w + c, w_ld, n_r, most, acc + c, acc_ld);
+    for (; c + 8 <= n_c; c += 8)
         axpy_tile(x, x_ld, mx, w + c, w_ld, n_r, 1, acc + c, acc_ld);
-        c += 8;
-    }
     for (; c < n_c; c++)
         for (int m = 0; m < mx; m++)
             for (uint32_t r = 0; r < n_r; r++)
                 acc[m * acc_ld + c] = fmaf(x[m * x_ld + r], w[r * w_ld + c], acc[m * acc_ld + c]);
 }
 
+/* All rows at as many columns as a page of rows of w leaves in the first cache. */
 static void axpy(const float *x, size_t x_ld, uint32_t n_x, const float *w, size_t w_ld,
                  uint32_t n_r, uint32_t n_c, float *acc, size_t acc_ld)
 {
-    uint32_t m = 0;
+    for (uint32_t c = 0; c < n_c; c += AXPY_COLUMNS) {
+        const uint32_t n = n_c - c < AXPY_COLUMNS ? n_c - c : AXPY_COLUMNS;
+        uint32_t m = 0;
 
-    for (; m + 4 <= n_x; m += 4)
-        axpy_rows(x + m * x_ld, x_ld, 4, w, w_ld, n_r, n_c, acc + m * acc_ld, acc_ld);
-    for (; m < n_x; m++)
-        axpy_rows(x + m * x_ld, x_ld, 1, w, w_ld, n_r, n_c, acc + m * acc_ld, acc_ld);
+        for (; m + 4 <= n_x; m += 4)
+            axpy_rows(x + m * x_ld, x_ld, 4, w + c, w_ld, n_r, n, acc + m * acc_ld + c, acc_ld);
+        for (; m + 2 <= n_x; m += 2)
+            axpy_rows(x + m * x_ld, x_ld, 2, w + c, w_ld, n_r, n, acc + m * acc_ld + c, acc_ld);
+        if (m < n_x)
+            axpy_rows(x + m * x_ld, x_ld, 1, w + c, w_ld, n_r, n, acc + m * acc_ld + c, acc_ld);
+    }
+}
+
+/* A zero may come back with the other sign than the definition's: as a maximum it is the same. */
+float yard_cpu_scale_max_avx2(float *x, uint32_t n, float f, float max)
+{
+    const __m256 fv = _mm256_set1_ps(f);
+    __m256 largest = _mm256_set1_ps(max);
+    __m128 four;
+    uint32_t i = 0;
+
+    for (; i + 8 <= n; i += 8) {
+        const __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x + i), fv);
+        _mm256_storeu_ps(x + i, v);
+        largest = _mm256_max_ps(v, largest); /* the second where one is a NaN */
+    }
+    four = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    max = _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+    for (; i < n; i++) {
+        x[i] *= f;
+        if (x[i] > max)
+            max = x[i];
+    }
+    return max;
 }
 
 void yard_cpu_scale_avx2(float *acc, uint32_t n, float f)
@@ -184,6 +216,7 @@ const cpu_kernels yard_cpu_kernels_avx2 = {
     .dot = yard_cpu_dot_avx2,
     .raw_dot = yard_cpu_raw_dot_avx2,
     .axpy = axpy,
+    .scale_max = yard_cpu_scale_max_avx2,
     .scale = yard_cpu_scale_avx2,
     .sum_squares = yard_cpu_sum_squares_avx2,
     .exp_sum = yard_cpu_exp_sum_avx2,

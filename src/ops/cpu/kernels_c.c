@@ -146,6 +146,16 @@ static void axpy(const float *x, size_t x_ld, uint32_t n_x, const float *w, size
                 acc[m * acc_ld + c] = fmaf(x[m * x_ld + r], w[r * w_ld + c], acc[m * acc_ld + c]);
 }
 
+static float scale_max(float *x, uint32_t n, float f, float max)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        x[i] *= f;
+        if (x[i] > max)
+            max = x[i];
+    }
+    return max;
+}
+
 static void scale(float *acc, uint32_t n, float f)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -189,6 +199,7 @@ const cpu_kernels yard_cpu_kernels_c = {
     .dot = dot,
     .raw_dot = raw_dot,
     .axpy = axpy,
+    .scale_max = scale_max,
     .scale = scale,
     .sum_squares = sum_squares,
     .exp_sum = exp_sum,
