@@ -2,9 +2,9 @@
 """Compare switchyard with llama.cpp on the CPU: one shape, two checkpoints, the same threads.
 
 The shape is DeepSeek-V2-Lite's with fewer layers. Switchyard gets a random checkpoint of it with FP8
-block weights (8.002 bits a weight), llama.cpp a random Q8_0 file (8.5 bits); norms, routers,
-embedding and head are 16 or 32 bits in both. The values do not matter for time, only that experts
-are chosen evenly. Both programs run one after the other, several times, and the best run of each
+block weights (8.002 bits a weight), llama.cpp a random Q8_0 file (8.5 bits), or both get bf16
+weights (--weights bf16); norms, routers, embedding and head are 16 or 32 bits in both. The values do
+not matter for time, only that experts are chosen evenly. Both programs run one after the other, several times, and the best run of each
 counts, so that a disturbance of the machine meets both alike.
 
     pip download --no-deps --no-binary :all: llama-cpp-python     # the source, llama.cpp in vendor/
@@ -34,7 +34,7 @@ SHAPE = {
 }
 
 
-def write_config(path, layers):
+def write_config(path, layers, weights):
     config = {
         **SHAPE, "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2",
         "num_hidden_layers": layers, "n_group": 1, "topk_group": 1, "topk_method": "greedy",
@@ -43,13 +43,15 @@ def write_config(path, layers):
         "max_position_embeddings": 4096,
         "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
         "bos_token_id": 0, "eos_token_id": 1,
-        "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
-                                "weight_block_size": [128, 128]},
     }
+    if weights == "fp8":
+        config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3",
+                                         "activation_scheme": "dynamic",
+                                         "weight_block_size": [128, 128]}
     path.write_text(json.dumps(config))
 
 
-def write_gguf(path, layers):
+def write_gguf(path, layers, weights):
     import gguf
     import numpy
 
@@ -98,7 +100,8 @@ def write_gguf(path, layers):
     out.add_vocab_size(s.vocab_size)
     out.add_tokenizer_model("none")
 
-    quantised, half = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.BF16
+    half = gguf.GGMLQuantizationType.BF16
+    values, dtype = (q8_0, gguf.GGMLQuantizationType.Q8_0) if weights == "fp8" else (bf16, half)
     heads, inter = s.num_attention_heads, s.moe_intermediate_size
     shared = s.n_shared_experts * inter
     out.add_tensor("token_embd.weight", bf16(s.vocab_size, s.hidden_size), raw_dtype=half)
@@ -126,7 +129,7 @@ def write_gguf(path, layers):
                         "ffn_down_shexp": (s.hidden_size, shared)}
             out.add_tensor(f"blk.{i}.ffn_gate_inp.weight", f32(n, s.hidden_size))
         for name, shape in tensors.items():
-            out.add_tensor(f"blk.{i}.{name}.weight", q8_0(*shape), raw_dtype=quantised)
+            out.add_tensor(f"blk.{i}.{name}.weight", values(*shape), raw_dtype=dtype)
         for name, n in (("attn_norm", s.hidden_size), ("ffn_norm", s.hidden_size),
                         ("attn_kv_a_norm", s.kv_lora_rank)):
             out.add_tensor(f"blk.{i}.{name}.weight", numpy.ones(n, numpy.float32))
@@ -180,7 +183,7 @@ def print_rows(args, best):
                 "bench": "llama",
                 "case": {"phase": phase, "program": program, "threads": args.threads,
                          "prompt_tokens": args.prompt if phase == "prefill" else 0,
-                         "layers": args.layers, "tokens": tokens,
+                         "layers": args.layers, "weights": args.weights, "tokens": tokens,
                          "variant": (args.cpu_variant or "best") if program == "switchyard" else "-"},
                 "p50_us": us, "p99_us": us, "min_us": us, "floor_us": None, "bytes": None,
                 "flops": None, "verified": program == "switchyard", "device": args.device, "ranks": 1,
@@ -199,6 +202,8 @@ def main():
                         help="keep both checkpoints here (default: a temporary folder)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--weights", choices=("fp8", "bf16"), default="fp8",
+                        help="fp8: FP8 blocks and Q8_0; bf16: bf16 and BF16")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt")
     parser.add_argument("--generate", type=int, default=64, help="tokens to generate")
     parser.add_argument("--rounds", type=int, default=3, help="runs of both, one after the other")
@@ -208,15 +213,16 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         work = args.work or pathlib.Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
-        if not (work / "fp8").exists():
-            write_config(work / "config.json", args.layers)
-            run([args.switchyard, "synth", "--config", work / "config.json", "--out", work / "fp8"])
-        if not (work / "q8_0.gguf").exists():
-            write_gguf(work / "q8_0.gguf", args.layers)
+        folder, file = work / args.weights, work / f"{args.weights}.gguf"
+        if not folder.exists():
+            write_config(work / "config.json", args.layers, args.weights)
+            run([args.switchyard, "synth", "--config", work / "config.json", "--out", folder])
+        if not file.exists():
+            write_gguf(file, args.layers, args.weights)
         best = {"switchyard": {}, "llama.cpp": {}}
         for _ in range(args.rounds):
-            for program, rates in (("llama.cpp", llama_rates(args, work / "q8_0.gguf")),
-                                   ("switchyard", switchyard_rates(args, work / "fp8"))):
+            for program, rates in (("llama.cpp", llama_rates(args, file)),
+                                   ("switchyard", switchyard_rates(args, folder))):
                 for phase, rate in rates.items():
                     best[program][phase] = max(rate, best[program].get(phase, 0))
         print_rows(args, best)
