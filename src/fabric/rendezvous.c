@@ -14,7 +14,7 @@ enum {
     SPARE_CONNECTIONS = 64, /* for strays beside the ranks */
     BACKOFF_MIN_MS = 1,
     BACKOFF_MAX_MS = 100,
-    LINGER_US = 2000000, /* after a refusal, for ranks that come later, so that they learn of it */
+    LINGER_US = 10000000, /* after a refusal, for ranks that come later, so that they learn of it */
     SLACK_US = 2000000
 };
 
