@@ -20,7 +20,8 @@ enum {
     DEFAULT_BACKOFF_US = 2000000,
     MIN_BACKOFF_MS = 50,
     RESOLVE_MS = 1000, /* between looks at a host name */
-    MAX_METADATA = 16384
+    MAX_METADATA = 16384,
+    WINDOW = 1 << 20 /* bytes of a call under way to a reader that takes none */
 };
 
 static bool is_port(const char *text)
@@ -125,6 +126,9 @@ static size_t common_args(const yard_rpc *rpc, grpc_arg *args)
 
     args[n++] = integer(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, c->max_message_bytes);
     args[n++] = integer(GRPC_ARG_MAX_METADATA_SIZE, MAX_METADATA);
+    /* or the window grows with what the connection takes, whether the reader does or not */
+    args[n++] = integer(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    args[n++] = integer(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, WINDOW);
     args[n++] = integer(GRPC_ARG_KEEPALIVE_TIME_MS, c->keepalive_us / 1000);
     args[n++] = integer(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, c->keepalive_us / 1000);
     args[n++] = integer(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
@@ -176,7 +180,7 @@ yard_status yard_rpc_listen(yard_rpc **out, const yard_rpc_config *config, yard_
     yard_status st = create(&rpc, config, err);
 
     if (st == YARD_OK) {
-        grpc_arg args[10];
+        grpc_arg args[12];
         size_t n = common_args(rpc, args);
         grpc_channel_args all = { .args = args };
 
