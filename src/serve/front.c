@@ -205,7 +205,8 @@ static void pod_up(yard_front *front, uint64_t now_us, yard_front_pod *pod,
     }
     if (front->n_up > 0 && !is_alike(&front->about, about)) {
         yard_warn(&front->config.notify,
-                  "engine %s: runs another model, mode or context than the others (%s): not used",
+                  "engine %s: runs another checkpoint, numeric mode, TP, --kv-dtype, --cache-salt, "
+                  "device or context than the others (%s): not used",
                   pod->address, about->model);
         pod->about = *about;
         pod->unlike = true;

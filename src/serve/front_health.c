@@ -67,7 +67,7 @@ static double value_running(const yard_front *front, const yard_front_pod *pod, 
 static double value_age(const yard_front *front, const yard_front_pod *pod, uint32_t i,
                         uint64_t now_us)
 {
-    return (double)step_age(&pod->instance[i], now_us) * 1e-6;
+    return pod->instance[i].up ? (double)step_age(&pod->instance[i], now_us) * 1e-6 : 0;
 }
 
 static double value_work(const yard_front *front, const yard_front_pod *pod, uint32_t i,
@@ -88,7 +88,9 @@ static const struct {
       value_prompt },
     { "switchyard_instance_running_tokens", "Tokens that these hold in the cache.", value_running },
     { "switchyard_instance_step_age_seconds",
-      "Since the last finished step while there is work, silence included.", value_age },
+      "Since the last finished step while there is work, silence included; 0 of one that is not "
+      "up.",
+      value_age },
     { "switchyard_instance_work_tokens", "Work in tokens, as the next choice sees it.",
       value_work },
 };

@@ -79,9 +79,9 @@ static void every_second(evutil_socket_t fd, short what, void *arg)
     http->n_connections =
         yard_http_guard_look(&http->guard, yard_now_us(), http->config.read_timeout_us, &n_busy);
     http->full = http->n_connections >= http->config.max_connections;
-    if (http->listener && http->full && !was_full)
+    if (http->full && !was_full)
         evconnlistener_disable(http->listener);
-    if (http->listener && !http->full && was_full)
+    if (!http->full && was_full)
         evconnlistener_enable(http->listener);
     yard_http_leave_if_drained(http);
 }
@@ -92,7 +92,7 @@ static struct bufferevent *new_connection(struct event_base *base, void *arg)
     yard_http *http = arg;
 
     http->n_connections++;
-    if (http->n_connections >= http->config.max_connections && !http->full && http->listener) {
+    if (http->n_connections >= http->config.max_connections && !http->full) {
         http->full = true;
         evconnlistener_disable(http->listener);
     }
@@ -108,6 +108,8 @@ static void on_accept_error(struct evconnlistener *listener, void *arg)
     evconnlistener_disable(listener);
 }
 
+/* Connections are taken until the end: whoever started this process may hold the socket as well,
+ * and what nobody accepts would wait there unanswered. */
 static void on_stop(evutil_socket_t fd, short what, void *arg)
 {
     yard_http *http = arg;
@@ -121,10 +123,6 @@ static void on_stop(evutil_socket_t fd, short what, void *arg)
     if (!http->draining) {
         http->draining = true;
         http->drain_until_us = yard_now_us() + http->config.drain_timeout_us;
-        if (http->bound)
-            evhttp_del_accept_socket(http->server, http->bound);
-        http->bound = NULL;
-        http->listener = NULL;
     }
     yard_http_leave_if_drained(http);
 }
@@ -174,8 +172,7 @@ static yard_status listen_on(yard_http *http, yard_error *err)
         return yard_fail(err, YARD_ENOMEM, "http: no memory");
     }
     evconnlistener_set_error_cb(http->listener, on_accept_error);
-    http->bound = evhttp_bind_listener(http->server, http->listener);
-    if (!http->bound) {
+    if (!evhttp_bind_listener(http->server, http->listener)) {
         evconnlistener_free(http->listener);
         http->listener = NULL;
         return yard_fail(err, YARD_ENOMEM, "http: no memory");

@@ -57,9 +57,8 @@ struct yard_http {
     yard_front *front;
     struct event_base *base;
     struct evhttp *server;
-    struct evconnlistener *listener; /* owned by server; NULL once closed */
-    struct evhttp_bound_socket *bound;
-    struct event **front_events; /* [n_front_events] */
+    struct evconnlistener *listener; /* owned by server */
+    struct event **front_events;     /* [n_front_events] */
     uint32_t n_front_events;
     struct event *wake, *second, *stop;
     yard_http_guard guard;

@@ -718,14 +718,17 @@ static void metrics_are_prometheus(void **state)
 
     (void)state;
     fake_say_up(0, 2, 4, 4096);
+    fake_say_up(1, 1, 4, 1024); /* of another context: not used, so its silence is no news */
     run(s);
     ask(s, YARD_ROUTE_CHAT, chat);
     say(s, 0, 0, 0, "Hello", YARD_FINISH_STOP);
     run(s);
-    yard_front_put_metrics(s->front, s->now_us, &out);
+    yard_front_put_metrics(s->front, s->now_us + 60 * (uint64_t)SECOND_US, &out);
     assert_non_null(
         strstr(out.bytes, "switchyard_requests_total{route=\"chat\",status=\"200\"} 1\n"));
     assert_non_null(strstr(out.bytes, "switchyard_instance_up{pod=\"0\",instance=\"1\"} 1\n"));
+    assert_non_null(
+        strstr(out.bytes, "switchyard_instance_step_age_seconds{pod=\"1\",instance=\"0\"} 0\n"));
     assert_non_null(strstr(out.bytes, "switchyard_time_to_first_token_seconds_count 1\n"));
     yard_api_out_release(&out);
     close_stage(s);

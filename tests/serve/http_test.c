@@ -151,12 +151,38 @@ static void the_end(void **state)
     close_server(s);
 }
 
+/* The socket is another's too: a connection that is not accepted would wait for the whole drain. */
+static void asked_while_it_ends(void **state)
+{
+    server *s = open_server((yard_http_config)YARD_HTTP_CONFIG_INIT);
+    const int fd = connect_to(s);
+    int status;
+
+    (void)state;
+    post(fd, chat, "", CHAT(",\"seed\":42")); /* never answered: the drain lasts until it leaves */
+    wait_for(&n_generated, 1);
+    stop(s);
+    while ((status = get_status(s, "/health/ready")) == 200) /* the loop has not seen it yet */
+        ;
+    assert_int_equal(status, 503);
+    assert_int_equal(get_status(s, "/health/live"), 200);
+    assert_int_equal(ask(s, chat, "", CHAT(",\"max_tokens\":1")), 503);
+    close(fd);
+    pthread_join(s->thread, NULL);
+    start(s); /* for close_server to stop */
+    close_server(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(routes),        cmocka_unit_test(one_connection_many_requests),
-        cmocka_unit_test(keys),          cmocka_unit_test(the_log),
-        cmocka_unit_test(a_long_answer), cmocka_unit_test(the_end),
+        cmocka_unit_test(routes),
+        cmocka_unit_test(one_connection_many_requests),
+        cmocka_unit_test(keys),
+        cmocka_unit_test(the_log),
+        cmocka_unit_test(a_long_answer),
+        cmocka_unit_test(the_end),
+        cmocka_unit_test(asked_while_it_ends),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
