@@ -153,6 +153,11 @@ bool yard_bench_engine_on_cpu(const yard_bench_engine_args *a)
     return !a->device || !strcmp(a->device, "cpu");
 }
 
+yard_dtype yard_bench_engine_cached(const yard_bench_engine_args *a)
+{
+    return a->kv_dtype == YARD_KV_FP8 ? YARD_FP8_E4M3 : a->exact ? YARD_F32 : YARD_BF16;
+}
+
 static yard_status run_ranks(const yard_bench_engine_args *a, uint64_t *n_wrong, yard_error *err)
 {
     const yard_bench_ranks ranks = { .model = a->model,
@@ -169,6 +174,7 @@ static yard_status run_ranks(const yard_bench_engine_args *a, uint64_t *n_wrong,
                                      .batch = a->batch,
                                      .pin = (yard_thread_place)a->pin,
                                      .kv_dtype = a->kv_dtype,
+                                     .kv_name = yard_dtype_name(yard_bench_engine_cached(a)),
                                      .exact = a->exact,
                                      .json = a->json };
 

@@ -19,6 +19,9 @@ typedef struct yard_bench_engine_args {
 /* --device cpu, or none. */
 bool yard_bench_engine_on_cpu(const yard_bench_engine_args *a);
 
+/* What the cache holds: kv= of every row. */
+yard_dtype yard_bench_engine_cached(const yard_bench_engine_args *a);
+
 /* Prefill and decode for every number of threads, prompt length and batch. *n_wrong counts rows
  * whose ids are not those of each sequence alone, or, where bits of a row depend on the others of
  * a step, of the row's first run. */

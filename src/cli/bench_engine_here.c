@@ -194,8 +194,7 @@ static yard_status print_row(engine_bench *b, const engine_case *c, bool decode,
 {
     const yard_model_config *m = yard_engine_model_config(b->engine);
     const double position = (double)c->n_prompt + (double)b->args.n_decode / 2;
-    const bool fp8_cache = b->args.kv_dtype == YARD_KV_FP8;
-    const yard_dtype cached = fp8_cache ? YARD_FP8_E4M3 : b->args.exact ? YARD_F32 : YARD_BF16;
+    const yard_dtype cached = yard_bench_engine_cached(&b->args);
     yard_bench_row row = {
         .bench = "engine",
         .bytes = decode ? decode_bytes(m, cached, c, position, err) : -1,

@@ -178,10 +178,11 @@ static yard_status print_row(mixed_bench *b, const mixed_case *c, yard_error *er
         fprintf(stderr, "bench: %s: %s\n", c->phase, remark);
     }
     yard_bench_fill(&row, b->gap_us, b->n_gaps);
-    row.shape = json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i}", "phase", c->phase, "model",
-                          a->model, "mode", a->exact ? "exact" : "quantised", "ep", (int)a->n_ranks,
-                          "tp", (int)a->tp, "threads", (int)a->n_threads, "batch", (int)b->batch,
-                          "prompt_tokens", (int)(c->prompts ? a->n_prompt : 0));
+    row.shape =
+        json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i}", "phase", c->phase, "model",
+                  a->model, "mode", a->exact ? "exact" : "quantised", "kv", a->kv_name, "ep",
+                  (int)a->n_ranks, "tp", (int)a->tp, "threads", (int)a->n_threads, "batch",
+                  (int)b->batch, "prompt_tokens", (int)(c->prompts ? a->n_prompt : 0));
     if (!row.shape)
         return yard_fail(err, YARD_ENOMEM, "bench: no memory for a row");
     st = yard_bench_print_row(&row, a->json, err);

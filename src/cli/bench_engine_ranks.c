@@ -165,10 +165,10 @@ static yard_status print_row(ranks_bench *b, const char *phase, uint32_t batch, 
     yard_status st;
 
     yard_bench_fill(&row, b->samples_us, n_samples);
-    row.shape = json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i}", "phase", phase, "model",
-                          a->model, "mode", a->exact ? "exact" : "quantised", "ep", (int)b->n_ranks,
-                          "dp", (int)b->n_instances, "tp", (int)b->tp, "threads", (int)a->n_threads,
-                          "batch_per_instance", (int)batch);
+    row.shape = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i}", "phase", phase, "model",
+                          a->model, "mode", a->exact ? "exact" : "quantised", "kv", a->kv_name,
+                          "ep", (int)b->n_ranks, "dp", (int)b->n_instances, "tp", (int)b->tp,
+                          "threads", (int)a->n_threads, "batch_per_instance", (int)batch);
     if (!row.shape)
         return yard_fail(err, YARD_ENOMEM, "bench: no memory for a row");
     if (tokens > 0)

@@ -12,6 +12,7 @@ typedef struct yard_bench_ranks {
     yard_bench_list batch; /* requests of an instance at once */
     yard_thread_place pin;
     yard_kv_dtype kv_dtype;
+    const char *kv_name; /* of rows */
     bool exact, json;
 } yard_bench_ranks;
 

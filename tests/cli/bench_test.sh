@@ -59,7 +59,8 @@ assert phases == [(1, "start"), (1, "decode"), (1, "decode"), (2, "start"), (2, 
 assert all(row["verified"] and row["bench"] == "engine-ranks" for row in rows), rows
 assert [row["case"]["tokens"] for row in rows if row["case"]["phase"] == "decode"] == [1, 3, 2, 6], rows
 PY
-expect 0 engine --ranks 2 --tp 2 --batch 1 --decode-tokens 4 --repeat 2
+expect 0 engine --ranks 2 --tp 2 --batch 1 --decode-tokens 4 --repeat 2 --kv-dtype fp8 --json
+[ "$(grep -c '"kv":"fp8_e4m3"' "$dir/out")" -eq "$(wc -l <"$dir/out")" ] || fail "the cache's type: $(cat "$dir/out")"
 
 # ---- load: every rank reads what it holds ----
 expect 2 load --ranks 0
