@@ -255,10 +255,14 @@ static yard_status find_device(ops_bench *b, yard_error *err)
     return YARD_OK;
 }
 
+/* An architecture by its name, or else a directory. */
 static yard_status find_model(ops_bench *b, yard_error *err)
 {
+    const bool is_name = yard_synth_dimensions(&b->model, b->args.model, NULL) == YARD_OK;
+    const bool is_path =
+        strchr(b->args.model, '/') || yard_cli_check_model(b->args.model, NULL) == YARD_OK;
     const yard_status st =
-        strchr(b->args.model, '/')
+        is_path && !is_name
             ? yard_model_config_load(&b->model, b->args.model, yard_cli_notify(), err)
             : yard_synth_dimensions(&b->model, b->args.model, err);
 

@@ -277,11 +277,11 @@ static yard_status resolve_model(yard_plan_options *o, bool *usage, yard_error *
         o->model = *m;
         return YARD_OK;
     }
-    if (strchr(o->model_name, '/') || !strcmp(o->model_name, "."))
+    if (strchr(o->model_name, '/') || yard_cli_check_model(o->model_name, NULL) == YARD_OK)
         return yard_plan_model_load(&o->model, o->model_name, err);
     for (uint32_t i = 0; yard_plan_model_at(i); i++)
         at += (size_t)snprintf(legal + at, sizeof(legal) - at, "%s, ", yard_plan_model_at(i)->name);
-    snprintf(legal + at, sizeof(legal) - at, "a directory (with a /)");
+    snprintf(legal + at, sizeof(legal) - at, "a directory");
     return no_name("--model", o->model_name, legal, usage, err);
 }
 

@@ -24,6 +24,8 @@ expect 2 --table slow
 says 'fast or deterministic'
 expect 1 --model no-such-model
 says 'no-such-model'
+expect 1 --model models # a directory, without a / too
+says 'models/config.json: cannot open'
 expect 1 --device abacus
 says "got 'abacus'"
 expect 2 --kv-dtype fp4

@@ -35,6 +35,8 @@ expect 2 --gpu h1000
 says 'legal: h100, h200, h800, h20, b200, gb200'
 expect 2 --model gpt
 says 'legal: deepseek-v3'
+expect 1 --model models # a directory, without a / too
+says 'models/config.json: cannot open'
 expect 2 --schedule fast
 says 'legal: none, dispatch-overlap, micro-batch'
 expect 2 --nic token-ring
