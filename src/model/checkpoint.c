@@ -135,6 +135,9 @@ static yard_status map_shard(shard *s, const char *dir, bool from_index, yard_er
     if (fd < 0 && from_index && errno == ENOENT)
         return yard_fail(err, YARD_EFORMAT, "%s: names shard '%.200s', which is not there",
                          index_name, s->name);
+    if (fd < 0 && !from_index && errno == ENOENT)
+        return yard_fail(err, YARD_EIO, "%s: want %s or %s, found neither", dir, index_name,
+                         single_name);
     if (fd < 0)
         return yard_fail(err, YARD_EIO, "%s: cannot open: %s", path, strerror(errno));
     st = map_fd(s, fd, path, err);

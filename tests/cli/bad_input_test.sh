@@ -89,7 +89,7 @@ spoil
 sed -i 's/"weight_map"/"weight_mop"/' "$dir/bad/$index"
 refused "$index: weight_map: want an object"
 rm "$dir/bad/$index"
-refused "$dir/bad/model.safetensors: cannot open: No such file or directory"
+refused "$dir/bad: want $index or model.safetensors, found neither"
 spoil
 sed -i 's/"hidden_act": "silu"/"hidden_act": "gelu"/' "$dir/bad/config.json"
 refused "config.json: hidden_act: only 'silu' is implemented, found 'gelu'"
