@@ -242,6 +242,19 @@ static void amx_is_near(void **state)
     yard_ops_cpu.close(stream);
 }
 
+static void an_unknown_variant_is_refused(void **state)
+{
+    const yard_ops_config config = { .n_threads = 1, .variant = "sse", .limits = test_limits() };
+    yard_stream stream = NULL;
+    yard_error err = { 0 };
+
+    (void)state;
+    assert_int_equal(yard_ops_cpu.open(&stream, &config, &err), YARD_EINVAL);
+    assert_null(stream);
+    assert_non_null(strstr(err.message, "(its best: "));
+    assert_non_null(strstr(err.message, "got 'sse'"));
+}
+
 /* Row i gives the same bits alone and among others. */
 static void rows_are_independent(void **state)
 {
@@ -546,11 +559,17 @@ static void head_linear(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(linear),         cmocka_unit_test(long_rows),
-        cmocka_unit_test(extremes),       cmocka_unit_test(every_code),
-        cmocka_unit_test(amx_is_near),    cmocka_unit_test(rows_are_independent),
-        cmocka_unit_test(grouped_linear), cmocka_unit_test(grouped_layouts),
-        cmocka_unit_test(table),          cmocka_unit_test(head_linear),
+        cmocka_unit_test(linear),
+        cmocka_unit_test(long_rows),
+        cmocka_unit_test(extremes),
+        cmocka_unit_test(every_code),
+        cmocka_unit_test(amx_is_near),
+        cmocka_unit_test(an_unknown_variant_is_refused),
+        cmocka_unit_test(rows_are_independent),
+        cmocka_unit_test(grouped_linear),
+        cmocka_unit_test(grouped_layouts),
+        cmocka_unit_test(table),
+        cmocka_unit_test(head_linear),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -95,9 +95,9 @@ static yard_status open_stream(yard_stream *out, const yard_ops_config *config, 
     s->kernels = yard_cpu_kernels_choose(config->variant);
     if (!s->kernels) {
         st = yard_fail(err, YARD_EINVAL,
-                       "cpu variant: want c, avx2, avx512 or amx (if the processor has it), "
-                       "got '%s'",
-                       config->variant);
+                       "cpu variant: want c, or avx2, avx512 or amx where the processor has it "
+                       "(its best: %s), got '%s'",
+                       yard_cpu_kernels_choose(NULL)->name, config->variant);
         goto out;
     }
     st = yard_pool_create(&s->pool, n_threads, err);
