@@ -49,8 +49,6 @@ static size_t tokens_of(const side *s)
     return s->data->shape.n_tokens;
 }
 
-/* ---- dispatch ---- */
-
 static void place_blocks(side *s)
 {
     const yard_bench_ep_shape *shape = &s->data->shape;
@@ -160,8 +158,6 @@ static void unpack_rows(side *s)
     }
 }
 
-/* ---- combine: the same way back ---- */
-
 static void combine(side *s)
 {
     const yard_bench_ep_data *d = s->data;
@@ -198,8 +194,6 @@ static void exchange(side *s, double *us)
     us[YARD_BENCH_EP_COMBINE] = end_us - middle_us;
     us[YARD_BENCH_EP_PAIR] = end_us - begin_us;
 }
-
-/* ---- memory ---- */
 
 static void fail(const char *message)
 {
@@ -284,8 +278,6 @@ static void close_side(side *s)
     MPI_Type_free(&s->result_type);
     yard_bench_ep_data_destroy(s->data);
 }
-
-/* ---- measurement: as the ranks of the bench do it ---- */
 
 static bool is_right(side *s)
 {

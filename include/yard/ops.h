@@ -112,7 +112,7 @@ typedef struct yard_batch {
     uint32_t page_table_ld;
 } yard_batch;
 
-/* ---- arguments ----------------------------------------------------------------------- */
+/* arguments */
 
 /* x[i] = table[token[i]] as f32 */
 typedef struct yard_embed_args {
@@ -401,7 +401,7 @@ typedef struct yard_sample_args {
                                     infinite nor NaN, before anything changed it */
 } yard_sample_args;
 
-/* ---- backends ------------------------------------------------------------------------ */
+/* backends */
 
 /* Bounds of every later call on the stream: they size its workspace. */
 typedef struct yard_ops_limits {

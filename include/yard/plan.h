@@ -38,7 +38,7 @@ YARD_API const char *yard_plan_origin_name(yard_plan_origin origin); /* static *
 
 enum { YARD_PLAN_NAME_BYTES = 32, YARD_PLAN_MAX_KERNELS = 32, YARD_PLAN_WHY_BYTES = 192 };
 
-/* ---- models ------------------------------------------------------------------------------ */
+/* models */
 
 typedef enum yard_plan_attention { YARD_PLAN_MLA, YARD_PLAN_GQA } yard_plan_attention;
 
@@ -80,7 +80,7 @@ YARD_API uint64_t yard_plan_params_read(const yard_plan_model *m, uint32_t n_exp
  * caches them. */
 YARD_API uint64_t yard_plan_kv_bytes_per_token(const yard_plan_model *m, uint32_t kv_bits);
 
-/* ---- hardware ---------------------------------------------------------------------------- */
+/* hardware */
 
 /* A GPU as deployed: rates of one GPU, and of its share of the links. */
 typedef struct yard_plan_gpu {
@@ -118,7 +118,7 @@ typedef struct yard_plan_nic {
 YARD_API const yard_plan_nic *yard_plan_nic_find(const char *name);
 YARD_API const yard_plan_nic *yard_plan_nic_at(uint32_t i);
 
-/* ---- efficiencies ------------------------------------------------------------------------ */
+/* efficiencies */
 
 typedef enum yard_plan_class {
     YARD_PLAN_GEMM,
@@ -180,7 +180,7 @@ YARD_API const yard_plan_profile *yard_plan_profile_at(uint32_t i);
 YARD_API yard_status yard_plan_profile_measure(yard_plan_profile *profile, const yard_plan_gpu *gpu,
                                                const char *path, yard_error *err);
 
-/* ---- one point --------------------------------------------------------------------------- */
+/* one point */
 
 typedef enum yard_plan_schedule {
     YARD_PLAN_NONE,
@@ -306,7 +306,7 @@ YARD_API yard_status yard_plan_timeline(const yard_plan_config *config, uint32_t
                                         void (*fn)(void *ctx, const yard_plan_event *event),
                                         void *ctx, yard_error *err);
 
-/* ---- validation -------------------------------------------------------------------------- */
+/* validation */
 
 typedef enum yard_plan_half { YARD_PLAN_FIT_HALF, YARD_PLAN_BLIND_HALF } yard_plan_half;
 
@@ -346,7 +346,7 @@ enum { YARD_PLAN_MAX_CHECKS = 128 };
 YARD_API yard_status yard_plan_run_checks(yard_plan_check_result out[YARD_PLAN_MAX_CHECKS],
                                           uint32_t *n_out, yard_error *err);
 
-/* ---- sweep ------------------------------------------------------------------------------- */
+/* sweep */
 
 typedef struct yard_plan_sweep {
     size_t size;

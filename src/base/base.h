@@ -12,7 +12,7 @@
 #include <yard/status.h>
 #include <yard/types.h>
 
-/* ---- number formats ------------------------------------------------------------------ */
+/* number formats */
 
 size_t yard_dtype_bytes(yard_dtype dtype);
 const char *yard_dtype_name(yard_dtype dtype); /* "f32", "bf16", "f16", "fp8_e4m3" */
@@ -80,7 +80,7 @@ static inline size_t yard_align_up(size_t n, size_t align)
     return (n + align - 1) / align * align;
 }
 
-/* ---- memory -------------------------------------------------------------------------- */
+/* memory */
 
 /* A bump allocator over one block. With base == NULL it only counts, so that the same layout
  * function first measures and then places. Pointers are 64-byte aligned. */
@@ -102,7 +102,7 @@ void *yard_alloc(size_t n_bytes);
 void *yard_pages_alloc(size_t n_bytes);
 void yard_pages_free(void *pages, size_t n_bytes);
 
-/* ---- threads ------------------------------------------------------------------------- */
+/* threads */
 
 /* A fixed set of threads for fork-join work. Workers spin briefly for the next job, then
  * sleep on a futex. One job at a time; the caller works too, as thread 0. */
@@ -126,11 +126,11 @@ yard_status yard_pool_pin(yard_pool *pool, yard_pin pin, yard_error *err);
 /* Processors this process may run on (affinity mask), at least 1. */
 uint32_t yard_cpu_count(void);
 
-/* ---- clock --------------------------------------------------------------------------- */
+/* clock */
 
 uint64_t yard_now_us(void); /* monotonic */
 
-/* ---- notices ------------------------------------------------------------------------- */
+/* notices */
 
 /* How library code speaks to its user without printing. Both callbacks may be NULL. */
 typedef struct yard_notify {
@@ -143,7 +143,7 @@ typedef struct yard_notify {
 void yard_warn(const yard_notify *notify, const char *fmt, ...) YARD_PRINTF(2, 3);
 void yard_progress(const yard_notify *notify, const char *what, uint64_t done, uint64_t total);
 
-/* ---- text ---------------------------------------------------------------------------- */
+/* text */
 
 /* True when n_bytes at text are well-formed UTF-8 (no surrogates, nothing above U+10FFFF);
  * otherwise *bad_at (may be NULL) is the offset of the first bad byte. */

@@ -22,8 +22,6 @@ typedef struct ranks_bench {
     uint64_t n_wrong;
 } ranks_bench;
 
-/* ---- the pod ----------------------------------------------------------------------------- */
-
 static yard_status run_until_serving(ranks_bench *b, yard_error *err)
 {
     yard_status st = YARD_OK;
@@ -75,8 +73,6 @@ static void close_pod(ranks_bench *b)
     yard_pod_destroy(b->pod);
     b->pod = NULL;
 }
-
-/* ---- requests ---------------------------------------------------------------------------- */
 
 static yard_status submit(ranks_bench *b, uint32_t n_seqs, uint32_t n_new, yard_error *err)
 {
@@ -146,8 +142,6 @@ static yard_status run(ranks_bench *b, uint32_t n_seqs, uint32_t n_new, double *
         *step_us = (yard_bench_now_us() - begun_us) * n_seqs / (double)(n_tokens - n_before);
     return st;
 }
-
-/* ---- rows -------------------------------------------------------------------------------- */
 
 static yard_status print_row(ranks_bench *b, const char *phase, uint32_t batch, size_t n_samples,
                              bool verified, const char *remark, uint64_t tokens, double *p50_us,
@@ -333,8 +327,6 @@ static yard_status bench_wake(ranks_bench *b, yard_error *err)
     }
     return st == YARD_OK && n > 0 ? print_row(b, "wake", 0, n, true, NULL, 0, NULL, err) : st;
 }
-
-/* ---- all --------------------------------------------------------------------------------- */
 
 static yard_status bench_group(ranks_bench *b, const double *one_p50_us, yard_error *err)
 {

@@ -53,8 +53,6 @@ typedef struct ep_bench {
     uint32_t n_rows, n_wrong;
 } ep_bench;
 
-/* ---- arguments ---- */
-
 static yard_status parse_names(const char *option, const char *text, const char *const *names,
                                uint32_t n_names, choice *out, yard_error *err)
 {
@@ -270,8 +268,6 @@ static const struct argp ep_argp = {
         "  switchyard bench ep --json >bench/results/ep-cpu.jsonl\n",
 };
 
-/* ---- rows ---- */
-
 static json_t *shape_of(const ep_bench *b, const yard_bench_ep_group *g, const char *transport,
                         const char *variant, int phase, uint32_t tokens)
 {
@@ -350,8 +346,6 @@ static yard_status print_rows(ep_bench *b, const yard_bench_ep_group *g, const c
         }
     return st;
 }
-
-/* ---- groups ---- */
 
 /* What this machine lacks leaves rows out; anything else ends the bench. */
 static yard_status left_out(const char *transport, const char *variant, yard_status st,

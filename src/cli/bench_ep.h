@@ -123,7 +123,7 @@ double yard_bench_ep_floor_us(const yard_bench_ep_result *limits, const yard_ben
                               int phase);
 void yard_bench_ep_print_verdict(const yard_bench_ep_result *limits); /* for people */
 
-/* ---- network namespaces: ranks 0 and 1 on two "machines", joined by a veth pair ---- */
+/* network namespaces: ranks 0 and 1 on two "machines", joined by a veth pair */
 
 bool yard_bench_ep_link_possible(void);
 /* In a rank: a network namespace of its own, still without a link. */

@@ -5,8 +5,6 @@
 
 enum { ROUTING_SEED = 4, KIND_EXPERT = 1, KIND_WEIGHT, KIND_ROW, KIND_RESULT, KIND_GROUP };
 
-/* ---- numbers that depend on all of their arguments ---- */
-
 static uint64_t mix(uint64_t z)
 {
     z += 0x9e3779b97f4a7c15u;
@@ -19,8 +17,6 @@ static uint64_t random_of(uint64_t seed, uint64_t kind, uint64_t a, uint64_t b)
 {
     return mix(mix(mix(seed << 8 ^ kind) ^ a) ^ b);
 }
-
-/* ---- routing ---- */
 
 /* Bit g: token `at` takes experts of group g. */
 static uint32_t groups_of(const yard_bench_ep_shape *s, size_t at)
@@ -180,8 +176,6 @@ void yard_bench_ep_data_destroy(yard_bench_ep_data *d)
     free(d);
 }
 
-/* ---- values ---- */
-
 /* No NaN; each group has a 448 and a power of two as scale, so that the codes are also what the
  * values quantise to. */
 void yard_bench_ep_make_row(const yard_bench_ep_data *d, uint32_t source, uint32_t token,
@@ -218,8 +212,6 @@ void yard_bench_ep_fill(yard_bench_ep_data *d, uint64_t seed)
         make_result(d, d->origin[row].source, d->origin[row].token, d->origin[row].k,
                     d->expert_y + (size_t)row * d->shape.hidden);
 }
-
-/* ---- the definition ---- */
 
 static bool check_counts(const yard_bench_ep_data *d, const int32_t *count, yard_error *err)
 {
@@ -342,8 +334,6 @@ bool yard_bench_ep_check_combine(const yard_bench_ep_data *d, const float *y, ya
     free(want);
     return right;
 }
-
-/* ---- bytes ---- */
 
 double yard_bench_ep_dispatch_bytes(const yard_bench_ep_data *d)
 {

@@ -93,8 +93,6 @@ static const yard_bench_ep_peer limits_peer = {
     .bytes = bytes,
 };
 
-/* ---- rows, floors, verdict ---- */
-
 static const char *const limit_names[] = { "flag", "store", "copy" };
 
 static yard_status print_limits(const yard_bench_ep_result *limits, uint32_t n_ranks, bool json,

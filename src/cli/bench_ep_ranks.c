@@ -52,8 +52,6 @@ typedef struct group {
     pid_t pids[YARD_BENCH_EP_MAX_RANKS]; /* 0: ended */
 } group;
 
-/* ---- in a rank ---- */
-
 static void progress(const group *g, uint32_t rank, step at, uint32_t n_tokens)
 {
     report *mine = &g->reports[rank];
@@ -351,8 +349,6 @@ static yard_status rank_main(group *g, uint32_t rank, yard_error *err)
     g->g->peer->close(&r);
     return st;
 }
-
-/* ---- in the parent ---- */
 
 static yard_status share_memory(group *g, yard_error *err)
 {

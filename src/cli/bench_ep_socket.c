@@ -26,8 +26,6 @@ typedef struct side {
     traffic out[2], in[2]; /* dispatch, combine */
 } side;
 
-/* ---- connection ---- */
-
 static yard_status os_failed(yard_error *err, const char *what)
 {
     return yard_fail(err, YARD_EIO, "socket: %s: %s", what, strerror(errno));
@@ -108,8 +106,6 @@ static void close_side(yard_bench_ep_rank *r)
     free(s);
     r->impl = NULL;
 }
-
-/* ---- traffic ---- */
 
 static yard_status allocate(side *s, yard_error *err)
 {

@@ -60,8 +60,6 @@ static void fill_scales(float *to, size_t n, uint64_t seed)
         to[i] = 1e-3f + 2e-3f * (float)(next_random(&seed) >> 40) * 0x1p-24f;
 }
 
-/* ---- weights --------------------------------------------------------------------------------- */
-
 yard_status yard_bench_weights_create(yard_bench_weights **out, const yard_ops *ops, yard_stream s,
                                       yard_dtype dtype, uint32_t n_out, uint32_t n_in,
                                       size_t n_bytes, yard_error *err)
@@ -123,8 +121,6 @@ void yard_bench_weights_destroy(const yard_ops *ops, yard_stream s, yard_bench_w
     free(w->device);
     free(w);
 }
-
-/* ---- one product ----------------------------------------------------------------------------- */
 
 typedef struct gemm_run {
     const yard_bench_gemm *g;

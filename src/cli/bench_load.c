@@ -86,8 +86,6 @@ static const struct argp load_argp = {
            "  switchyard bench load /data/lite-3 --ranks 1,2,4\n",
 };
 
-/* ---- files ------------------------------------------------------------------------------- */
-
 static yard_status open_files(load_bench *b, yard_error *err)
 {
     DIR *dir = opendir(b->model);
@@ -122,8 +120,6 @@ static void drop_cache(const load_bench *b)
     for (uint32_t i = 0; i < b->n_files; i++)
         posix_fadvise(b->fds[i], 0, 0, POSIX_FADV_DONTNEED);
 }
-
-/* ---- what ranks do ----------------------------------------------------------------------- */
 
 static yard_share share_of(const load_bench *b, uint32_t n_ranks, uint32_t rank)
 {
@@ -182,8 +178,6 @@ static int read_plainly(const load_bench *b, uint32_t n_ranks, uint32_t rank)
     free(buffer);
     return buffer ? 0 : 1;
 }
-
-/* ---- runs -------------------------------------------------------------------------------- */
 
 /* Starts n_ranks processes and times them from their common start to the last one's end, before
  * they give anything back. Negative when one failed. */

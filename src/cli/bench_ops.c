@@ -26,9 +26,6 @@ enum {
 static const yard_bench_ops_device *const devices[] = { &yard_bench_ops_cpu, &yard_bench_ops_cuda };
 enum { N_DEVICES = sizeof(devices) / sizeof(devices[0]) };
 
-/* ---- arguments ---------------------------------------------------------------------------------
- */
-
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     ops_args *a = state->input;
@@ -125,9 +122,6 @@ static const struct argp ops_argp = {
            "  switchyard bench ops --json >rows.jsonl &&\n"
            "      switchyard plan --measured rows.jsonl ..\n",
 };
-
-/* ---- all cases ---------------------------------------------------------------------------------
- */
 
 /* name is one of the words of list, which are separated by commas. */
 static bool is_listed(const char *list, const char *name)

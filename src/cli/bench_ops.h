@@ -13,7 +13,7 @@
 #include "cli/bench.h"
 #include "model/model.h"
 
-/* ---- devices ----------------------------------------------------------------------------- */
+/* devices */
 
 typedef struct yard_bench_ops_device {
     const char *name; /* "cpu", "cuda" */
@@ -43,7 +43,7 @@ typedef struct yard_bench_ops_device {
 
 extern const yard_bench_ops_device yard_bench_ops_cpu, yard_bench_ops_cuda;
 
-/* ---- a BLAS to compare with ------------------------------------------------------------------ */
+/* a BLAS to compare with */
 
 typedef struct yard_bench_blas yard_bench_blas;
 
@@ -57,7 +57,7 @@ void yard_bench_blas_close(yard_bench_blas *blas); /* NULL is fine */
 yard_status yard_bench_blas_time(const yard_bench_blas *blas, uint32_t m, uint32_t n, uint32_t k,
                                  uint32_t n_repeats, yard_bench_row *row, yard_error *err);
 
-/* ---- cases ------------------------------------------------------------------------------- */
+/* cases */
 
 typedef struct yard_bench_ops_size {
     const yard_model_config *model;
@@ -148,7 +148,7 @@ const yard_bench_ops_case *yard_bench_ops_rows(uint32_t *n);
 const yard_bench_ops_case *yard_bench_ops_gqa(uint32_t *n);
 const yard_bench_ops_case *yard_bench_ops_sample(uint32_t *n);
 
-/* ---- for the files of cases: memory of a set ----------------------------------------------- */
+/* for the files of cases: memory of a set */
 
 void *yard_bench_ops_take(yard_bench_ops_set *set, yard_dtype dtype, size_t n, bool fill);
 float *yard_bench_ops_take_scales(yard_bench_ops_set *set, size_t n);

@@ -53,8 +53,6 @@ static double read_rate(const yard_ops_config *config)
     return n_bytes / yard_bench_read_floor_us(n_bytes, threads_of(config)) * 1e6;
 }
 
-/* ---- how many multiply-adds a second ------------------------------------------------------- */
-
 enum { PEAK_STEPS = 1 << 18, PEAK_REPEATS = 25 };
 
 /* Multiply-adds of PEAK_STEPS steps of one thread: independent chains, enough to fill the units. */

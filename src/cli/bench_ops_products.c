@@ -16,8 +16,6 @@ static yard_dtype weights_of(const yard_model_config *m)
     return m->fp8 ? YARD_FP8_E4M3 : YARD_BF16;
 }
 
-/* ---- linear ------------------------------------------------------------------------------ */
-
 enum {
     Q_A,
     Q_B,
@@ -137,8 +135,6 @@ static void count_linear(const yard_bench_ops_case *c, const yard_bench_ops_size
              yard_dtype_name(a->w.dtype));
 }
 
-/* ---- grouped linear ---------------------------------------------------------------------- */
-
 /* How many rows each of this rank's experts gets when the tokens choose top_k of them each. */
 static void draw_offsets(const yard_bench_ops_size *size, int32_t *offset)
 {
@@ -241,8 +237,6 @@ static void count_grouped(const yard_bench_ops_case *c, const yard_bench_ops_siz
              a->w[0].rows, a->w[0].cols, yard_dtype_name(a->w[0].dtype));
 }
 
-/* ---- one product per head ----------------------------------------------------------------- */
-
 enum { K_B, V_B };
 
 static bool has_latent(const yard_bench_ops_size *size)
@@ -317,8 +311,6 @@ static void count_head(const yard_bench_ops_case *c, const yard_bench_ops_size *
     snprintf(shape, BENCH_OPS_SHAPE_BYTES, "%s %u x %ux%u %s", c->what, a->n_heads, a->head_rows,
              a->w.cols, yard_dtype_name(a->w.dtype));
 }
-
-/* ---- the list ------------------------------------------------------------------------------ */
 
 #define LINEAR_OF(dtype, use, name, applies)                                                       \
     {                                                                                              \

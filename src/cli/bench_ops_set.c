@@ -87,8 +87,6 @@ uint32_t yard_bench_ops_random(uint64_t *state, uint32_t n)
     return (uint32_t)((*state >> 33) % n);
 }
 
-/* ---- values ------------------------------------------------------------------------------- */
-
 enum { PATTERN = 16411 };   /* a prime: rows of a matrix differ */
 enum { PATTERN_ROWS = 97 }; /* as many rows of a list differ */
 
@@ -148,8 +146,6 @@ void yard_bench_ops_fill_set(yard_bench_ops_set *set)
             memcpy(at + done, at, done < n_bytes - done ? done : n_bytes - done);
     }
 }
-
-/* ---- comparing ---------------------------------------------------------------------------- */
 
 static double out_value(const yard_bench_ops_out *o, size_t row, size_t col)
 {

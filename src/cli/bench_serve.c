@@ -224,8 +224,6 @@ static const struct argp serve_argp = {
            "  switchyard bench serve --clients 1000 --distinct 20 --requests 4000\n",
 };
 
-/* ---- rows -------------------------------------------------------------------------------- */
-
 /* What tells cases apart; what was found is in the rows' other members. */
 static json_t *shape_of(const serve_args *a, const yard_load_plan *plan, const char *model,
                         const char *metric)
@@ -306,8 +304,6 @@ static yard_status print_case(const serve_args *a, const yard_load_plan *plan, c
                 (unsigned long long)r->n_wrong);
     return st;
 }
-
-/* ---- cases ------------------------------------------------------------------------------- */
 
 typedef struct serve_bench {
     serve_args args;

@@ -79,8 +79,6 @@ static const struct argp engine_argp = {
     .children = children,
 };
 
-/* ---- signals ----------------------------------------------------------------------------- */
-
 static volatile sig_atomic_t n_asked; /* to end */
 
 static void ask_to_end(int number)
@@ -101,8 +99,6 @@ static void catch_signals(void)
         if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
             sigaction(numbers[i], &action, NULL);
 }
-
-/* ---- running ----------------------------------------------------------------------------- */
 
 static void say_ready(const engine_args *args, const yard_pod *pod, yard_engine_server *server,
                       uint64_t begun_us)

@@ -123,8 +123,6 @@ static yard_status complete(const generate_args *args, const yard_tokenizer *tok
     return st;
 }
 
-/* ---- several ranks, or several prompts ------------------------------------------------------- */
-
 static yard_status read_prompts(const generate_args *args, const yard_tokenizer *tok,
                                 yard_prompt **prompts, size_t *n, yard_error *err)
 {

@@ -91,8 +91,6 @@ static const struct argp scale_argp = {
            "  switchyard plan scale --ep 128 --batch 64 --requests 2000\n",
 };
 
-/* ---- the tables ------------------------------------------------------------------------------ */
-
 static json_t *json_row(const yard_plan_scale_row *row)
 {
     return json_pack("{s:i, s:i, s:s, s:f, s:f, s:f, s:f, s:b, s:s}", "ep", (int)row->config.ep,

@@ -132,8 +132,6 @@ static const struct argp sweep_argp = {
            "  switchyard plan sweep --model llama-3-70b --gpu h100 --query 1\n",
 };
 
-/* ---- what to sweep ------------------------------------------------------------------------- */
-
 typedef struct lists {
     yard_plan_list ep, tp, batch;
     yard_plan_schedule schedule[3];
@@ -226,8 +224,6 @@ static yard_status check_lists(const yard_plan_options *o, const lists *l, yard_
     return YARD_OK;
 }
 
-/* ---- drawings ------------------------------------------------------------------------------ */
-
 /* Drawings of an earlier run, perhaps of another GPU, must not get into this report. */
 static yard_status remove_drawings(const char *dir, yard_error *err)
 {
@@ -302,8 +298,6 @@ static yard_status draw(const sweep_args *args, const yard_plan_choice *list, ui
         fprintf(stderr, "switchyard plan: gnuplot failed in %s: tables, .dat and .gp only\n", dir);
     return yard_plan_write_html(dir, list, n, &args->wish, err);
 }
-
-/* ---- the command ---------------------------------------------------------------------------- */
 
 static yard_status report(const sweep_args *args, const yard_plan_choice *list, uint32_t n,
                           yard_error *err)

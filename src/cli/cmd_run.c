@@ -90,8 +90,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-/* ---- a rank ------------------------------------------------------------------------ */
-
 /* Rank r gets CPUs r * n / n_ranks .. of those that the launcher may use. */
 static void bind_cpus(const job *j, uint32_t rank)
 {
@@ -140,8 +138,6 @@ static void become_rank(const job *j, uint32_t rank)
         fprintf(stderr, "switchyard run: cannot run '%s': %s\n", j->command[0], strerror(errno));
     _exit(errno == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_RUNNABLE);
 }
-
-/* ---- the launcher ------------------------------------------------------------------ */
 
 static void send_all(const job *j, int signal_number)
 {

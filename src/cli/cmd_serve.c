@@ -15,9 +15,6 @@
 
 enum { BACKLOG = 4096 };
 
-/* ---- the socket
- * ------------------------------------------------------------------------------------ */
-
 static int try_to_listen(const struct addrinfo *at)
 {
     const int fd = socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC, at->ai_protocol);
@@ -71,9 +68,6 @@ static void url_of(int fd, char *out, size_t n_out)
         snprintf(host, sizeof(host), "127.0.0.1");
     snprintf(out, n_out, strchr(host, ':') ? "http://[%s]:%s" : "http://%s:%s", host, port);
 }
-
-/* ---- the front
- * ------------------------------------------------------------------------------------- */
 
 static void print_ready(void *ctx)
 {
@@ -174,9 +168,6 @@ static yard_status run_front(yard_serve_options *o, yard_error *err)
         fclose(http_config.access_log);
     return st;
 }
-
-/* ---- with an engine of our own
- * ----------------------------------------------------------------------- */
 
 static void add_words(yard_words *to, const yard_words *from)
 {

@@ -8,12 +8,12 @@
 #include "cli/args.h"
 #include "model/model.h"
 
-/* ---- where the model runs: --exact, --device, --threads, --max-batch-tokens, .. ------- */
+/* where the model runs: --exact, --device, --threads, --max-batch-tokens, .. */
 
 /* Input: a yard_engine_config, which the parser initialises, callbacks included. */
 extern const struct argp yard_engine_argp;
 
-/* ---- how tokens are chosen: --temperature, .., --max-tokens, --stop, --seed ------------- */
+/* how tokens are chosen: --temperature, .., --max-tokens, --stop, --seed */
 
 typedef struct yard_sampling_options {
     yard_sampling sampling; /* what was not given: the defaults of YARD_REQUEST_INIT */
@@ -40,7 +40,7 @@ void yard_sampling_options_default(yard_sampling_options *options,
 yard_request yard_sampling_options_request(const yard_sampling_options *options, const int32_t *ids,
                                            size_t n_ids);
 
-/* ---- the prompt: --prompt, --prompt-file, --ids, --ids-file ------------------------------ */
+/* the prompt: --prompt, --prompt-file, --ids, --ids-file */
 
 typedef struct yard_prompt_options {
     const char *text, *text_path, *ids_text, *ids_path; /* exactly one is set, unless: */

@@ -258,8 +258,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 const struct argp yard_plan_argp = { .options = option_list, .parser = parse };
 
-/* ---- looking up -------------------------------------------------------------------------- */
-
 static yard_status no_name(const char *option, const char *name, const char *legal, bool *usage,
                            yard_error *err)
 {

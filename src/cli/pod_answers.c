@@ -7,8 +7,6 @@
 
 #include "cli/answer.h"
 
-/* ---- prompts ----------------------------------------------------------------------------- */
-
 static yard_status encode_line(const char *path, size_t line_number, const char *line, size_t n,
                                const yard_tokenizer *tok, yard_prompt *out, yard_error *err)
 {
@@ -86,8 +84,6 @@ void yard_prompts_release(yard_prompt *prompts, size_t n)
         free(prompts[i].ids);
     free(prompts);
 }
-
-/* ---- answers ----------------------------------------------------------------------------- */
 
 typedef struct answer {
     bool ours; /* of an instance of this pod */
@@ -201,8 +197,6 @@ static yard_status take_events(answers *all, yard_error *err)
     return st;
 }
 
-/* ---- showing ----------------------------------------------------------------------------- */
-
 static const char *finish_name(const answer *a)
 {
     return a->finish == YARD_FINISH_ERROR ? "error" : yard_answer_finish_name(a->finish);
@@ -256,8 +250,6 @@ static yard_status show(answers *all, yard_error *err)
     fflush(stdout);
     return st;
 }
-
-/* ---- all --------------------------------------------------------------------------------- */
 
 static yard_status submit(answers *all, const yard_prompt *prompts, uint32_t n_instances,
                           yard_error *err)

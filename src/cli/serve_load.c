@@ -46,8 +46,6 @@ typedef struct run {
     bool no_memory;
 } run;
 
-/* ---- samples ----------------------------------------------------------------------------- */
-
 bool yard_load_add_sample(yard_load_samples *s, uint64_t us)
 {
     if (s->n == s->capacity) {
@@ -68,8 +66,6 @@ void yard_load_result_release(yard_load_result *r)
     free(r->gap.us);
     free(r->whole.us);
 }
-
-/* ---- events of an answer ----------------------------------------------------------------- */
 
 static bool append_text(stream *s, const char *text, size_t n)
 {
@@ -182,8 +178,6 @@ static void on_data(struct evhttp_request *request, void *ctx)
         free(line);
     }
 }
-
-/* ---- a request and its end --------------------------------------------------------------- */
 
 static void send_due(yard_load *load);
 static bool send_request(yard_load *load, uint64_t i, uint64_t due_us);
@@ -364,8 +358,6 @@ static bool send_request(yard_load *load, uint64_t i, uint64_t due_us)
     return true;
 }
 
-/* ---- arrivals ---------------------------------------------------------------------------- */
-
 static void on_timer(evutil_socket_t fd, short what, void *ctx)
 {
     (void)fd;
@@ -458,8 +450,6 @@ yard_status yard_load_ask(yard_load *load, const yard_load_workload *w, uint64_t
     *text = strdup(s->text ? s->text : "");
     return *text ? YARD_OK : yard_fail(err, YARD_ENOMEM, "bench serve: no memory for a text");
 }
-
-/* ---- the server -------------------------------------------------------------------------- */
 
 typedef struct models_answer {
     yard_load *load;

@@ -6,7 +6,7 @@
 
 #include "cli/cli.h"
 
-/* ---- what is asked: serve_prompts.c ------------------------------------------------------- */
+/* what is asked: serve_prompts.c */
 
 typedef enum yard_load_lengths {
     YARD_LENGTHS_FIXED,
@@ -34,7 +34,7 @@ bool yard_load_prompt_of(const yard_load_workload *w, uint64_t i, yard_load_prom
 /* Exponentially distributed with mean 1; of request i. */
 double yard_load_pause(const yard_load_workload *w, uint64_t i);
 
-/* ---- the load: serve_load.c --------------------------------------------------------------- */
+/* the load: serve_load.c */
 
 typedef struct yard_load_server {
     const char *url;   /* http://host:port */

@@ -24,9 +24,6 @@ enum {
     DEFAULT_PORT = 8080
 };
 
-/* ---- words
- * --------------------------------------------------------------------------------------- */
-
 void yard_words_add(yard_words *words, const char *word)
 {
     char **larger = realloc(words->word, (words->n_words + 2) * sizeof(*larger));
@@ -59,9 +56,6 @@ static void add_option(yard_words *words, const char *name, const char *value)
     free(text);
 }
 
-/* ---- options of the engine: checked here, passed on
- * ------------------------------------------------- */
-
 /* What the parsers of these options write to comes first, as they expect it to be their input. */
 typedef struct passed_engine {
     yard_engine_config config;
@@ -93,9 +87,6 @@ static error_t parse_pod(int key, char *arg, struct argp_state *state)
 {
     return pass(&yard_pod_argp, key, arg, state, ((passed_pod *)state->input)->words);
 }
-
-/* ---- our own
- * ---------------------------------------------------------------------------------------- */
 
 typedef struct parsing {
     yard_serve_options *o;

@@ -37,9 +37,6 @@ typedef struct supervisor {
     uint64_t kill_us; /* when the engine has had its time; 0: not yet asked */
 } supervisor;
 
-/* ---- one child
- * -------------------------------------------------------------------------------------- */
-
 /* Ctrl-C of a terminal goes to all its processes: this one decides what it means. */
 static void become(const supervisor *s, const child *c, pid_t parent)
 {
@@ -104,9 +101,6 @@ static bool plan_next(child *c, int status, yard_error *err)
             (double)c->pause_us * 1e-6);
     return true;
 }
-
-/* ---- both
- * -------------------------------------------------------------------------------------------- */
 
 static void tell(const child *c, int signal_number)
 {

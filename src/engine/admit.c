@@ -8,8 +8,6 @@
 /* Of the queue, in one step: those that wait for others' pages let later ones pass, so far. */
 enum { MAX_LOOKED_AT = 64 };
 
-/* ---- pages of a slot --------------------------------------------------------------------- */
-
 static bool append_pages(yard_engine *e, uint32_t slot, uint32_t first, uint32_t end)
 {
     if (end > first && end - first > yard_page_pool_available(&e->pool))
@@ -42,8 +40,6 @@ void yard_engine_release_slot(yard_engine *e, uint32_t slot)
     e->n_running--;
 }
 
-/* ---- the queue --------------------------------------------------------------------------- */
-
 void yard_engine_enqueue(yard_engine *e, sequence *seq)
 {
     sequence **at = &e->queue_head;
@@ -70,8 +66,6 @@ void yard_engine_dequeue(yard_engine *e, sequence *before, sequence *seq)
     seq->next = NULL;
     e->n_queued--;
 }
-
-/* ---- what a sequence needs --------------------------------------------------------------- */
 
 typedef struct need {
     bool waits;              /* for pages that a running sequence is computing */
@@ -124,8 +118,6 @@ static need need_of(const yard_engine *e, sequence *seq)
     n.n_available = yard_pages_for(length) - n.n_shared + n_idle;
     return n;
 }
-
-/* ---- admission --------------------------------------------------------------------------- */
 
 typedef struct room {
     uint32_t n_slots, n_pages, n_running;
@@ -235,8 +227,6 @@ uint32_t yard_engine_admissible(const yard_engine *e)
     return n_rows < e->max_tokens ? (uint32_t)n_rows : e->max_tokens;
 }
 
-/* ---- preemption -------------------------------------------------------------------------- */
-
 static uint32_t youngest(const yard_engine *e)
 {
     uint32_t best = e->max_seqs;
@@ -278,8 +268,6 @@ bool yard_engine_grow(yard_engine *e, uint32_t slot)
     seq->n_pages++;
     return true;
 }
-
-/* ---- accounts ---------------------------------------------------------------------------- */
 
 bool yard_engine_accounts_hold(const yard_engine *e)
 {

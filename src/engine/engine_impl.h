@@ -158,7 +158,7 @@ static inline uint32_t yard_engine_live(const yard_engine *e)
     return e->n_pending + e->n_queued + e->n_running;
 }
 
-/* ---- several ranks: group.c; a process alone is a group of one ----------------------------- */
+/* several ranks: group.c; a process alone is a group of one */
 
 /* Of the group's heap: the records of step agreement come first. */
 static inline yard_sym yard_group_model_at(uint32_t n_ranks)
@@ -185,7 +185,7 @@ yard_status yard_group_post(yard_engine *engine);
 /* The step failed: the group is over. Returns st. */
 yard_status yard_group_break(yard_engine *engine, yard_status st);
 
-/* ---- the prefix cache: prefix_cache.c ------------------------------------------------------ */
+/* the prefix cache: prefix_cache.c */
 
 /* After the model was created: the root of page names; nothing is held. */
 yard_status yard_cache_open(yard_engine *engine, const yard_engine_config *config, yard_error *err);
@@ -217,7 +217,7 @@ void yard_cache_add(yard_engine *engine, int32_t page, yard_page_hash name, bool
 /* A page with content from elsewhere, held by nobody (page_move.c). */
 void yard_cache_place(yard_engine *engine, const yard_page_import *import);
 
-/* ---- who runs: admit.c --------------------------------------------------------------------- */
+/* who runs: admit.c */
 
 /* Places a sequence in the queue, by age. */
 void yard_engine_enqueue(yard_engine *engine, sequence *seq);
@@ -253,7 +253,7 @@ static inline void yard_engine_check_accounts(const yard_engine *e)
     (void)e;
 }
 
-/* ---- requests ----------------------------------------------------------------------------- */
+/* requests */
 
 /* Ends a choice (YARD_ALL_CHOICES: all) of a queued or running request with an event; false when
  * there is none such. */
@@ -262,7 +262,7 @@ bool yard_engine_end(yard_engine *engine, uint64_t id, uint32_t choice);
 /* Ends all, without events. */
 void yard_engine_drop_all(yard_engine *engine);
 
-/* ---- events: events.c ---------------------------------------------------------------------- */
+/* events: events.c */
 
 /* Room for n_more events than there are. */
 yard_status yard_events_reserve(event_queue *queue, uint32_t n_more, yard_error *err);
@@ -274,7 +274,7 @@ yard_event yard_event_of(sequence *seq, yard_finish finish);
 /* What the events of the step before point to is gone. */
 void yard_events_forget_logprobs(yard_engine *engine);
 
-/* ---- log-probabilities: logprobs.c --------------------------------------------------------- */
+/* log-probabilities: logprobs.c */
 
 /* Memory for those of a step; before a request that wants them is accepted. */
 yard_status yard_logprobs_reserve(yard_engine *engine, yard_error *err);
@@ -287,7 +287,7 @@ void yard_logprobs_add(yard_engine *engine, yard_event *event, uint32_t n_logpro
  * *finite is false when logits were not. Errors: those of the device. */
 yard_status yard_logprobs_tell_prompt(yard_engine *engine, uint32_t slot, bool *finite);
 
-/* ---- rows ---------------------------------------------------------------------------------- */
+/* rows */
 
 /* Appends rows for tokens [from, from + n_rows) of a sequence in slot to the model's step. */
 void yard_engine_add_rows(yard_engine *engine, uint32_t slot, const int32_t *token, uint32_t from,

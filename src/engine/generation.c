@@ -57,8 +57,6 @@ static void end_group(yard_generation *g, uint64_t now_us)
         }
 }
 
-/* ---- what happened ----------------------------------------------------------------------- */
-
 /* A rank that says READY in a group has lost it; the group is over before (yard_generation_lost).
  */
 void yard_generation_ready(yard_generation *g, uint32_t rank)
@@ -105,8 +103,6 @@ void yard_generation_failed(yard_generation *g)
 {
     g->hopeless = true;
 }
-
-/* ---- what to do -------------------------------------------------------------------------- */
 
 static bool is_late(const yard_generation *g, uint32_t rank, uint64_t now_us)
 {

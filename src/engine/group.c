@@ -4,8 +4,6 @@
 
 #include "engine/engine_impl.h"
 
-/* ---- commands ---------------------------------------------------------------------------- */
-
 static void free_commands(yard_engine *e)
 {
     while (e->command_head) {
@@ -75,8 +73,6 @@ void yard_group_take_commands(yard_engine *e, uint64_t n_commands)
     }
 }
 
-/* ---- records ----------------------------------------------------------------------------- */
-
 /* Of the step after the one whose rows are gathered, if there is one: what it may compute at most,
  * for nobody knows yet which sequences end. Those that reach their length do. */
 static yard_step_record record_of(const yard_engine *e)
@@ -143,8 +139,6 @@ yard_status yard_group_break(yard_engine *e, yard_status st)
     return st;
 }
 
-/* ---- sleeping ---------------------------------------------------------------------------- */
-
 static bool is_called(void *ctx)
 {
     yard_engine *e = ctx;
@@ -180,8 +174,6 @@ void yard_engine_wake(yard_engine *e)
     if (e->fabric)
         yard_fabric_interrupt(e->fabric);
 }
-
-/* ---- begin, end, and again --------------------------------------------------------------- */
 
 yard_status yard_group_open(yard_engine *e, const yard_engine_config *c, yard_error *err)
 {

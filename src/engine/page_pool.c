@@ -31,8 +31,6 @@ void yard_page_pool_close(yard_page_pool *p)
     *p = (yard_page_pool){ 0 };
 }
 
-/* ---- names ------------------------------------------------------------------------------- */
-
 static int32_t *bucket_of(const yard_page_pool *p, yard_page_hash name)
 {
     return &p->bucket[name.word[0] & (p->n_buckets - 1)];
@@ -72,8 +70,6 @@ static void unname(yard_page_pool *p, int32_t page)
     p->page[page].named = p->page[page].generated = false;
 }
 
-/* ---- idle pages -------------------------------------------------------------------------- */
-
 static void add_newest(yard_page_pool *p, int32_t page)
 {
     p->page[page].older = p->newest;
@@ -100,8 +96,6 @@ static void take_out(yard_page_pool *p, int32_t page)
         p->page[x->newer].older = x->older;
     p->n_idle--;
 }
-
-/* ---- holders ----------------------------------------------------------------------------- */
 
 int32_t yard_page_pool_take(yard_page_pool *p)
 {
@@ -152,8 +146,6 @@ void yard_page_pool_forget(yard_page_pool *p)
     for (uint32_t i = 0; i < p->n_buckets; i++)
         p->bucket[i] = YARD_NO_PAGE;
 }
-
-/* ---- soundness --------------------------------------------------------------------------- */
 
 bool yard_page_pool_is_sound(const yard_page_pool *p, const uint32_t *n_holders)
 {

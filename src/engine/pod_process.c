@@ -49,8 +49,6 @@ void yard_pod_spawner_stop(yard_pod_spawner *s)
     *s = (yard_pod_spawner){ .fd = -1 };
 }
 
-/* ---- what the spawner says --------------------------------------------------------------- */
-
 static int passed_fd(struct msghdr *message)
 {
     const struct cmsghdr *c = CMSG_FIRSTHDR(message);
@@ -113,8 +111,6 @@ static bool order(yard_pod_spawner *s, yard_spawn_order what)
 {
     return send(s->fd, &what, sizeof(what), MSG_NOSIGNAL) == (ssize_t)sizeof(what);
 }
-
-/* ---- one process ------------------------------------------------------------------------- */
 
 yard_status yard_pod_process_start(yard_pod_spawner *s, uint32_t r, yard_error *err)
 {

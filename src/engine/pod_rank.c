@@ -46,8 +46,6 @@ typedef struct rank {
     int stop, drained; /* eventfds: it is to end; the socket has been read */
 } rank;
 
-/* ---- to the pod -------------------------------------------------------------------------- */
-
 static void await_socket(rank *r, short events)
 {
     struct pollfd p = { .fd = r->wire.fd, .events = events };
@@ -83,8 +81,6 @@ static void tell_progress(void *ctx, const char *what, uint64_t done, uint64_t t
     snprintf(p.what, sizeof(p.what), "%s", what);
     send_frame(ctx, YARD_FRAME_PROGRESS, &p, sizeof(p), NULL, 0);
 }
-
-/* ---- the numbers of requests ------------------------------------------------------------- */
 
 static bool remember(rank *r, id_pair pair)
 {
@@ -131,8 +127,6 @@ static void forget(rank *r, id_pair *pair)
     memmove(pair, pair + 1, after * sizeof(*pair));
     r->n_ids--;
 }
-
-/* ---- from the pod ------------------------------------------------------------------------ */
 
 /* All ranks of an instance refuse the same requests, so their commands stay in step. */
 static void take_request(rank *r, const yard_frame *f)
@@ -220,8 +214,6 @@ static void take_frames(rank *r)
         eventfd_write(r->drained, 1);
 }
 
-/* ---- the watcher ------------------------------------------------------------------------- */
-
 /* False: it is to end. */
 static bool await_or_stop(const rank *r, int fd)
 {
@@ -264,8 +256,6 @@ static void stop_watcher(rank *r)
     pthread_join(r->watcher, NULL);
     r->watches = false;
 }
-
-/* ---- in a group -------------------------------------------------------------------------- */
 
 /* While the fabric waits for other ranks: the pod may say that they do not come. */
 static bool gives_up(void *ctx)
@@ -354,8 +344,6 @@ static void leave_group(rank *r)
     r->n_ids = 0;
     r->last_pod_id = 0;
 }
-
-/* ---- what the pod hears after each step -------------------------------------------------- */
 
 static bool add_event(rank *r, size_t *n_frame, yard_event *e)
 {
@@ -449,8 +437,6 @@ static yard_status serve(rank *r, yard_error *err)
         }
     }
 }
-
-/* ---- the process ------------------------------------------------------------------------- */
 
 /* Only what another rank did can be better next time. */
 static bool may_pass(yard_status st)

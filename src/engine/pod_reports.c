@@ -21,8 +21,6 @@ void yard_pod_reports_close(yard_pod *pod)
     free(pod->instance);
 }
 
-/* ---- reports ----------------------------------------------------------------------------- */
-
 void yard_pod_take_report(yard_pod *pod, uint32_t instance, const yard_frame *f)
 {
     yard_pod_instance *x = &pod->instance[instance];
@@ -57,8 +55,6 @@ void yard_pod_reports_forget(yard_pod *pod)
     for (uint32_t i = 0; i < yard_pod_instance_count(pod); i++)
         pod->instance[i].has_report = false;
 }
-
-/* ---- pages ------------------------------------------------------------------------------- */
 
 void yard_pod_take_pages(yard_pod *pod, uint32_t instance, const yard_frame *f)
 {

@@ -47,8 +47,6 @@ void yard_pod_no_memory(yard_pod *pod)
     if (pod->failure.status == YARD_OK)
         yard_fail(&pod->failure, YARD_ENOMEM, "pod: no memory for events");
 }
-/* ---- to the ranks ------------------------------------------------------------------------ */
-
 static void send_to_instance(yard_pod *pod, uint32_t instance, yard_frame_kind kind,
                              const void *data, size_t n_bytes)
 {
@@ -105,8 +103,6 @@ static void form_group(yard_pod *pod)
     for (uint32_t r = 0; r < pod->n_ranks; r++)
         yard_wire_send(&pod->process[r].wire, YARD_FRAME_FORM, &form, sizeof(form), NULL, 0);
 }
-/* ---- from the ranks ---------------------------------------------------------------------- */
-
 static void group_is_over(yard_pod *pod)
 {
     if (pod->generation.forming)
@@ -261,8 +257,6 @@ static void look_for_stops(yard_pod *pod)
             yard_generation_stopped(&pod->generation, r, stopped, yard_now_us());
     }
 }
-
-/* ---- the loop ---------------------------------------------------------------------------- */
 
 static void give_up(yard_pod *pod)
 {

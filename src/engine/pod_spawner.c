@@ -20,8 +20,6 @@ typedef struct spawner {
     pid_t *pid; /* [n_ranks] 0: none */
 } spawner;
 
-/* ---- a rank's beginnings ----------------------------------------------------------------- */
-
 /* Ranks that pin their threads do so within their share of the processors: rank r of this pod gets
  * r * n / n_ranks .. of n, or one in turn when there are more ranks. */
 static void take_share(uint32_t r, uint32_t n_ranks)
@@ -61,8 +59,6 @@ static void become_rank(const spawner *s, uint32_t r, int fd, pid_t parent)
         take_share(r, s->n_ranks);
     _exit(yard_pod_rank_main(&s->config[r], fd));
 }
-
-/* ---- to the pod's process ---------------------------------------------------------------- */
 
 /* fd: goes along; -1: none. */
 static void tell(const spawner *s, yard_spawn_news news, int fd)

@@ -54,8 +54,6 @@ static bool make_room(uint8_t **data, size_t *at, size_t *end, size_t *capacity,
     return true;
 }
 
-/* ---- sending ----------------------------------------------------------------------------- */
-
 void yard_wire_flush(yard_wire *w)
 {
     while (w->out_at < w->n_out && !w->ended) {
@@ -97,8 +95,6 @@ bool yard_wire_send(yard_wire *w, yard_frame_kind kind, const void *head, size_t
     return true;
 }
 
-/* ---- receiving --------------------------------------------------------------------------- */
-
 static bool take_frame(yard_wire *w, yard_frame *out)
 {
     frame_head frame;
@@ -133,8 +129,6 @@ bool yard_wire_receive(yard_wire *w, yard_frame *out)
     return true;
 }
 
-/* ---- events ------------------------------------------------------------------------------ */
-
 bool yard_event_encode(uint8_t **data, size_t *n_bytes, size_t *capacity, const yard_event *event)
 {
     const size_t n_tail = event->n_logprobs * sizeof(*event->logprob);
@@ -161,8 +155,6 @@ bool yard_event_decode(const void *data, size_t n_bytes, size_t *at, yard_event 
     *at += event->n_logprobs * sizeof(*event->logprob);
     return true;
 }
-
-/* ---- requests ---------------------------------------------------------------------------- */
 
 /* Behind it: prompt, bias, stop tokens. */
 typedef struct request_head {

@@ -4,8 +4,6 @@
 
 #include "engine/engine_impl.h"
 
-/* ---- news -------------------------------------------------------------------------------- */
-
 static void tell(yard_engine *e, yard_page_change change, yard_page_hash name)
 {
     const yard_page_event event = { .change = change, .page = name };
@@ -40,8 +38,6 @@ uint32_t yard_engine_poll_pages(yard_engine *e, yard_page_event *events, uint32_
         tell_all(e);
     return yard_page_events_take(&e->page_events, events, max_events);
 }
-
-/* ---- begin and end ----------------------------------------------------------------------- */
 
 static yard_page_hash root_of(const yard_engine *e, const yard_engine_config *c)
 {
@@ -91,8 +87,6 @@ yard_page_hash yard_engine_page_root(const yard_engine *e)
 {
     return e->page_root;
 }
-
-/* ---- a sequence's pages ------------------------------------------------------------------ */
 
 void yard_cache_name(const yard_engine *e, sequence *seq, uint32_t n_pages)
 {

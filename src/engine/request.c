@@ -19,8 +19,6 @@ void yard_sequence_free(sequence *seq)
     }
 }
 
-/* ---- submit ------------------------------------------------------------------------------ */
-
 static yard_status check_number(yard_error *err, const char *name, float value, bool ok,
                                 const char *want)
 {
@@ -211,8 +209,6 @@ yard_status yard_engine_submit(yard_engine *e, const yard_request *request, uint
         *id = ++e->next_id;
     return st;
 }
-
-/* ---- abort ------------------------------------------------------------------------------- */
 
 static bool is_meant(const sequence *seq, uint64_t id, uint32_t choice)
 {

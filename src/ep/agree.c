@@ -38,8 +38,6 @@ void yard_ep_sign(const yard_ep_config *c, ep_signature *out)
         out->hash = (out->hash ^ (uint8_t)*at) * 0x100000001b3u;
 }
 
-/* ---- over a borrowed fabric ---------------------------------------------------------------- */
-
 /* Where it lies: signal words [n_ranks], one word of this rank alone, signatures [n_ranks]. */
 typedef struct agree_heap {
     yard_sym sig, taken, signatures;

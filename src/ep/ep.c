@@ -19,8 +19,6 @@ uint32_t yard_ep_version(void)
     return YARD_EP_ABI_VERSION;
 }
 
-/* ---- config ------------------------------------------------------------------------------ */
-
 static yard_status read_config(yard_ep_config *out, const yard_ep_config *config, yard_error *err)
 {
     const yard_ep_config defaults = YARD_EP_CONFIG_INIT;
@@ -166,8 +164,6 @@ yard_status yard_ep_capacity_of(const yard_ep_config *config, uint32_t n_ranks,
         out->heap_bytes = ep.backend->heap_bytes(&ep, stores_directly(&ep.config));
     return st;
 }
-
-/* ---- creation ---------------------------------------------------------------------------- */
 
 static yard_status borrow_fabric(yard_ep *ep, yard_error *err)
 {
@@ -329,8 +325,6 @@ void yard_ep_get_stats(const yard_ep *ep, yard_ep_stats *out)
     *out = ep->stats;
 }
 
-/* ---- the four calls ------------------------------------------------------------------------ */
-
 yard_status yard_ep_dispatch_send(yard_ep_round *round, const void *x, const float *x_scale,
                                   const int32_t *expert, const float *weight,
                                   const int32_t *n_tokens, yard_stream stream)
@@ -378,8 +372,6 @@ yard_status yard_ep_combine_recv(yard_ep_round *round, void *y, yard_stream stre
 
     return st == YARD_OK ? round->ep->backend->combine_recv(round, y, stream) : st;
 }
-
-/* ---- puts ---------------------------------------------------------------------------------- */
 
 yard_status yard_ep_put_node(yard_ep *ep, yard_sym dst, const void *src, size_t n_bytes,
                              uint32_t relay, yard_sym sig, const uint32_t *targets,

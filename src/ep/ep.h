@@ -44,7 +44,7 @@ yard_status yard_all_reduce_poll(yard_all_reduce *reduce);
 /* The message of the first failure; "" if there was none. */
 const char *yard_all_reduce_error(const yard_all_reduce *reduce);
 
-/* ---- measurements on a device; without CUDA every call returns YARD_ENOTSUP ---------------- */
+/* measurements on a device; without CUDA every call returns YARD_ENOTSUP */
 
 /* The devices of this process. Errors: YARD_ENOTSUP when there is none. */
 yard_status yard_ep_device_count(uint32_t *out, yard_error *err);
@@ -106,7 +106,7 @@ yard_status yard_ep_bench_exchange(yard_ep_bench *b, uint32_t set_idx, void *exp
                                    float *expert_x_scale, int32_t *expert_count, int32_t *row_index,
                                    void *y, yard_error *err);
 
-/* ---- padded all-to-alls, for comparison ----------------------------------------------------- */
+/* padded all-to-alls, for comparison */
 
 enum { YARD_EP_NCCL_ID_BYTES = 128 };
 
@@ -131,8 +131,7 @@ yard_status yard_ep_bench_create_padded(yard_ep_bench **out, const yard_ep_padde
  * came. */
 yard_status yard_ep_bench_padded_check(yard_ep_bench *b, yard_error *err);
 
-/* ---- what the devices could do at best --------------------------------------------------------
- */
+/* what the devices could do at best */
 
 typedef struct yard_ep_limits {
     double flag_us;           /* a store until a polling peer has seen it */

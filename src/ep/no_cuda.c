@@ -20,8 +20,6 @@ const ep_backend yard_ep_cuda = { .name = "cuda", .check = check, .heap_bytes = 
 /* Never chosen: no fabric has a device's heap here. */
 const all_reduce_backend yard_all_reduce_cuda = { 0 };
 
-/* ---- measurements -------------------------------------------------------------------------- */
-
 static yard_status no_cuda(yard_error *err)
 {
     return yard_fail(err, YARD_ENOTSUP, "this build has no CUDA");

@@ -66,9 +66,6 @@ void yard_auth_mac(const char *secret, const char *role, const uint8_t *listener
     SHA256Final(mac, &sha);
 }
 
-/* ---- the connector -----------------------------------------------------------------------------
- */
-
 static yard_conn_event read_by(yard_conn *conn, yard_deadline until)
 {
     yard_conn_event event = yard_conn_read(conn, YARD_FRAME_STRANGER_BYTES);
@@ -118,9 +115,6 @@ yard_status yard_auth_connect(yard_conn *conn, const char *secret, const char *w
                          who);
     return YARD_OK;
 }
-
-/* ---- the listener ------------------------------------------------------------------------------
- */
 
 enum {
     MAX_LISTENERS = 2,

@@ -46,9 +46,6 @@ typedef struct mesh {
     bool *missing; /* [n_ranks] to be accepted */
 } mesh;
 
-/* ---- connecting all with all --------------------------------------------------------------------
- */
-
 static uint64_t silence_us(const yard_fabric *f)
 {
     return f->config.timeout_us > MIN_SILENCE_US ? f->config.timeout_us : MIN_SILENCE_US;
@@ -200,8 +197,6 @@ yard_status yard_mesh_connect(yard_fabric *f, uint32_t channel, yard_mesh_inside
     return st;
 }
 
-/* ---- peers that go away ------------------------------------------------------------ */
-
 void yard_peer_mark(yard_fabric *f, uint32_t rank, yard_peer_state state, int why)
 {
     yard_peer *p = &f->peers[rank];
@@ -315,8 +310,6 @@ static void *control_main(void *arg)
             return NULL;
     }
 }
-
-/* ---- start and end ----------------------------------------------------------------- */
 
 yard_status yard_control_connect(yard_fabric *f, yard_error *err)
 {

@@ -18,8 +18,6 @@ static const yard_fabric_ops *const transports[] = {
     &yard_fabric_nvlink, &yard_fabric_nvshmem, &yard_fabric_nvlink_nvshmem
 };
 
-/* ---- configuration ----------------------------------------------------------------- */
-
 yard_status yard_fabric_config_read(yard_fabric_config *out, const yard_fabric_config *config,
                                     yard_error *err)
 {
@@ -170,8 +168,6 @@ static yard_status choose_transport(yard_fabric *f, yard_error *err)
                  f->n_nodes);
     return YARD_OK;
 }
-
-/* ---- create and destroy ------------------------------------------------------------ */
 
 static yard_fabric *allocate(uint32_t rank, uint32_t n_ranks, size_t heap_bytes, yard_error *err)
 {

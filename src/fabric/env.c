@@ -53,8 +53,6 @@ static yard_status read_number(const scheme *s, const char *name, uint32_t *out,
     return YARD_OK;
 }
 
-/* ---- where rank 0 listens ---------------------------------------------------------- */
-
 static yard_status missing_rendezvous(found *v, const char *name)
 {
     return yard_fail(v->err, YARD_EINVAL,

@@ -4,8 +4,6 @@
 
 #include "fabric/fabric_impl.h"
 
-/* ---- questions --------------------------------------------------------------------- */
-
 uint32_t yard_fabric_rank(const yard_fabric *f)
 {
     return f->rank;
@@ -86,8 +84,6 @@ yard_deadline yard_fabric_start_deadline(const yard_fabric *f)
 {
     return yard_fabric_deadline(f, f->config.start_timeout_us);
 }
-
-/* ---- put and signal ---------------------------------------------------------------- */
 
 static yard_status check_peer(yard_fabric *f, uint32_t peer)
 {
@@ -222,8 +218,6 @@ const void *yard_fabric_view(const yard_fabric *f, uint32_t rank, yard_sym at)
     return (const uint8_t *)f->ops->view(f, rank) + at;
 }
 
-/* ---- wait -------------------------------------------------------------------------- */
-
 uint64_t yard_fabric_read_signal(const yard_fabric *f, yard_sym sig)
 {
     return atomic_load_explicit(yard_signal_word(f, sig), memory_order_acquire);
@@ -338,8 +332,6 @@ yard_status yard_fabric_wait_until(yard_fabric *f, yard_sym sig, uint64_t at_lea
     return yard_fabric_wait_relayed(f, sig, at_least, peer, peer, until);
 }
 
-/* ---- waiting for any word ----------------------------------------------------------- */
-
 bool yard_wait_over(const yard_fabric *f, yard_sym sig, uint64_t seen)
 {
     if (atomic_load(&f->n_disturbed) != f->n_disturbed_seen)
@@ -390,8 +382,6 @@ void yard_fabric_interrupt(yard_fabric *f)
     if (f->ops->wake)
         f->ops->wake(f);
 }
-
-/* ---- lost peers -------------------------------------------------------------------- */
 
 yard_status yard_fabric_poll(yard_fabric *f, uint32_t *lost_rank)
 {

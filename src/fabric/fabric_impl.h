@@ -89,7 +89,7 @@ struct yard_fabric {
     void *ready_ctx;
 };
 
-/* ---- transports -------------------------------------------------------------------- */
+/* transports */
 
 extern const yard_fabric_ops yard_fabric_shm, yard_fabric_tcp, yard_fabric_mixed,
     yard_fabric_libfabric, yard_fabric_nvlink, yard_fabric_nvshmem, yard_fabric_nvlink_nvshmem;
@@ -124,7 +124,7 @@ static inline _Atomic uint64_t *yard_signal_word(const yard_fabric *f, yard_sym 
  * to the cache line. */
 void yard_copy(void *dst, const void *src, size_t n_bytes);
 
-/* ---- start ------------------------------------------------------------------------- */
+/* start */
 
 /* A new stage with a full deadline. name is a string literal. */
 void yard_stage_begin(yard_fabric *f, const char *name);
@@ -179,7 +179,7 @@ typedef enum yard_mesh_inside { YARD_MESH_UNIX, YARD_MESH_TCP, YARD_MESH_NONE } 
 yard_status yard_mesh_connect(yard_fabric *f, uint32_t channel, yard_mesh_inside inside, int *fds,
                               yard_error *err);
 
-/* ---- control connections ----------------------------------------------------------- */
+/* control connections */
 
 yard_status yard_control_connect(yard_fabric *f, yard_error *err); /* the mesh, channel 0 */
 yard_status yard_control_start(yard_fabric *f, yard_error *err);   /* the thread */

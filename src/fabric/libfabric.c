@@ -26,8 +26,6 @@ enum {
     LINGER_STEP_US = 1000
 };
 
-/* ---- sending --------------------------------------------------------------------------------- */
-
 static uint64_t largest_value(const yard_lf *t)
 {
     return t->value_bits >= 63 ? INT64_MAX : (UINT64_C(1) << t->value_bits) - 1;
@@ -143,8 +141,6 @@ static yard_status lf_put_signal(yard_fabric *f, yard_sym dst, const void *src, 
     pthread_mutex_unlock(&t->lock);
     return st;
 }
-
-/* ---- receiving ------------------------------------------------------------------------------- */
 
 /* An immediate comes from whoever may write to this heap; still, look where it points. */
 static void take_immediate(yard_lf *t, uint64_t data)
@@ -274,8 +270,6 @@ static void *thread_main(void *arg)
     }
     return NULL;
 }
-
-/* ---- open and close -------------------------------------------------------------------------- */
 
 static bool all_greeted(const yard_lf *t, bool *missing)
 {

@@ -33,8 +33,6 @@ static yard_status fail(const yard_lf *t, yard_error *err, const char *what, int
                      t->lib.strerror(-rc));
 }
 
-/* ---- the library ----------------------------------------------------------------------------- */
-
 #if FI_MAJOR_VERSION > 1
 #define INFO_VERSION "FABRIC_1.8"
 #elif FI_MINOR_VERSION >= 20
@@ -70,8 +68,6 @@ static yard_status load_library(yard_lf *t, yard_error *err)
                      "this build",
                      FI_MAJOR_VERSION, FI_MINOR_VERSION);
 }
-
-/* ---- the provider ---------------------------------------------------------------------------- */
 
 /* fi_allocinfo() is a macro over fi_dupinfo() that would be linked. */
 static struct fi_info *make_hints(const yard_lf *t, const char *provider)
@@ -149,8 +145,6 @@ static yard_status choose_provider(yard_lf *t, yard_error *err)
         st = try_provider(t, best_first[i], err);
     return st;
 }
-
-/* ---- objects --------------------------------------------------------------------------------- */
 
 static yard_status map_heap(yard_lf *t, yard_error *err)
 {
@@ -239,8 +233,6 @@ static yard_status register_heap(yard_lf *t, yard_error *err)
         t->desc = fi_mr_desc(t->mr);
     return YARD_OK;
 }
-
-/* ---- peers ----------------------------------------------------------------------------------- */
 
 static yard_status fill_card(yard_lf *t, card *c, yard_error *err)
 {

@@ -8,8 +8,6 @@
 
 enum { FIRST_CAPACITY = 64 };
 
-/* ---- queues ---------------------------------------------------------------------------------- */
-
 bool yard_put_queue_push(yard_put_queue *q, const yard_queued_put *item)
 {
     if (q->n_items == q->capacity) {
@@ -45,8 +43,6 @@ void yard_put_queue_free(yard_put_queue *q)
     free(q->items);
     *q = (yard_put_queue){ 0 };
 }
-
-/* ---- waiting and receiving ------------------------------------------------------------------- */
 
 bool yard_poll_two(int fd, int other_fd, uint64_t until)
 {
@@ -111,8 +107,6 @@ bool yard_driver_was_active(yard_driver *d)
     d->n_drives_seen = n;
     return active;
 }
-
-/* ---- threads and ends ------------------------------------------------------------------------ */
 
 uint64_t yard_linger_until(const yard_fabric *f)
 {

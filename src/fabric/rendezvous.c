@@ -42,9 +42,6 @@ typedef struct registry {
     uint32_t n_here;
 } registry;
 
-/* ---- who this rank is -------------------------------------------------------------------------
- */
-
 static void read_line(const char *path, char *text, size_t n_text)
 {
     FILE *file = fopen(path, "re");
@@ -141,9 +138,6 @@ static yard_status listen_for_peers(yard_fabric *f, yard_error *err)
                          f->text.bind_host, why);
     return YARD_OK;
 }
-
-/* ---- rank 0 compares ----------------------------------------------------------------------------
- */
 
 static yard_status check_config(const hello *mine, const hello *theirs, yard_error *why)
 {
@@ -252,9 +246,6 @@ static yard_status check_reachable(const registry *reg, yard_error *err)
     }
     return YARD_OK;
 }
-
-/* ---- rank 0 gathers -----------------------------------------------------------------------------
- */
 
 static int listen_as_root(const yard_fabric *f, yard_error *err)
 {
@@ -374,8 +365,6 @@ static yard_status run_root(registry *reg, yard_error *err)
     return st == YARD_OK ? send_table(reg, err) : st;
 }
 
-/* ---- the others connect ------------------------------------------------------------ */
-
 static int connect_once(const yard_fabric *f, const char **why)
 {
     const char *at = f->text.rendezvous;
@@ -458,8 +447,6 @@ static yard_status run_other(registry *reg, yard_error *err)
     yard_conn_close(&conn);
     return st == YARD_OK ? read_table(reg, err) : st;
 }
-
-/* ---- the table --------------------------------------------------------------------- */
 
 static bool same_node(const hello *a, const hello *b)
 {

@@ -16,8 +16,6 @@
 
 #include "fabric/heaps.h"
 
-/* ---- sleeping and waking ----------------------------------------------------------- */
-
 /* Signal words lie at multiples of 8, so neither 0 (awake) nor this is one's offset + 1. */
 #define SLEEPS_ON_ANY UINT64_C(2)
 

@@ -44,9 +44,6 @@ bool yard_split_host_port(const char *text, char *host, size_t n_host, uint16_t 
     return true;
 }
 
-/* ---- abstract unix names ----------------------------------------------------------------------
- */
-
 static socklen_t unix_address(struct sockaddr_un *a, const char *name)
 {
     const size_t n = strlen(name);
@@ -113,9 +110,6 @@ int yard_connect_unix(const char *name, const char **why)
     errno = saved;
     return -1;
 }
-
-/* ---- TCP ---------------------------------------------------------------------------------------
- */
 
 static struct addrinfo *resolve(const char *host, uint16_t port, int flags, const char **why)
 {

@@ -19,9 +19,6 @@ enum {
     GOODBYE_US = 500000
 };
 
-/* ---- stages ------------------------------------------------------------------------------------
- */
-
 void yard_stage_begin(yard_fabric *f, const char *name)
 {
     const uint64_t now = yard_now_us(), soon = f->config.start_timeout_us / 4;
@@ -97,9 +94,6 @@ void yard_ranks_text(char *text, size_t n_text, const bool *missing, uint32_t n_
     }
     snprintf(text, n_text, "rank%s %s of %u", n_missing == 1 ? "" : "s", list, n_ranks);
 }
-
-/* ---- the connections ----------------------------------------------------------------------------
- */
 
 yard_status yard_star_create(yard_fabric *f, yard_error *err)
 {
@@ -180,8 +174,6 @@ int yard_rendezvous_fd(const yard_fabric *f)
 {
     return f->star ? f->star->epoll : -1;
 }
-
-/* ---- failures ---------------------------------------------------------------------- */
 
 void yard_star_broadcast_fail(yard_fabric *f, const yard_error *why)
 {
@@ -269,8 +261,6 @@ void yard_rendezvous_reason(yard_fabric *f, yard_error *err)
         if (!yard_wait_fd(f->star->epoll, POLLIN, until))
             return;
 }
-
-/* ---- exchange ---------------------------------------------------------------------- */
 
 static bool any_missing(const yard_star *star)
 {

@@ -24,9 +24,6 @@ enum {
     LINGER_STEP_US = 1000
 };
 
-/* ---- receiving: whoever drives ------------------------------------------------------------------
- */
-
 static void receive_ready(yard_tcp *t)
 {
     struct epoll_event events[N_EVENTS];
@@ -118,9 +115,6 @@ void yard_tcp_wake(yard_fabric *f)
     eventfd_write(t->driver.wake, 1);
 }
 
-/* ---- the transport's thread ---------------------------------------------------------------------
- */
-
 static void flush_ready(yard_tcp *t)
 {
     struct epoll_event events[N_EVENTS];
@@ -183,8 +177,6 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
-/* ---- puts ------------------------------------------------------------------------------------ */
-
 yard_status yard_tcp_put_signal(yard_fabric *f, yard_sym dst, const void *src, size_t n_bytes,
                                 yard_sym sig, uint64_t value, uint32_t peer)
 {
@@ -212,8 +204,6 @@ bool yard_tcp_drained(yard_fabric *f, uint32_t peer)
         drained = mate_drained(t, r, peer);
     return drained;
 }
-
-/* ---- open and close -------------------------------------------------------------------------- */
 
 static yard_status map_shared_heap(yard_tcp *t, yard_error *err)
 {

@@ -29,8 +29,6 @@ bool yard_wait_fd(int fd, short events, yard_deadline until)
     }
 }
 
-/* ---- receiving --------------------------------------------------------------------- */
-
 void yard_conn_close(yard_conn *conn)
 {
     if (conn->fd >= 0)
@@ -93,8 +91,6 @@ yard_conn_event yard_conn_read(yard_conn *conn, uint32_t max_bytes)
             return YARD_CONN_BAD;
     }
 }
-
-/* ---- sending ----------------------------------------------------------------------- */
 
 static bool send_all(int fd, struct iovec *iov, int n_iov, yard_deadline until)
 {

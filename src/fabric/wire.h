@@ -79,8 +79,7 @@ bool yard_split_host_port(const char *text, char *host, size_t n_host, uint16_t 
 /* poll() of one socket until the deadline; false when it passed. */
 bool yard_wait_fd(int fd, short events, yard_deadline until);
 
-/* ---- proof of the job secret: challenge and response, HMAC-SHA256 ------------------------------
- */
+/* proof of the job secret: challenge and response, HMAC-SHA256 */
 
 void yard_auth_nonce(uint8_t nonce[YARD_NONCE_BYTES]);
 

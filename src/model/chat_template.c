@@ -83,8 +83,6 @@ static const yard_chat_template templates[] = {
 
 enum { N_TEMPLATES = sizeof(templates) / sizeof(templates[0]) };
 
-/* ---- finding one ------------------------------------------------------------------------- */
-
 static void list_names(char *out, size_t max_bytes)
 {
     size_t n = 0;
@@ -132,8 +130,6 @@ bool yard_chat_template_thinks(const yard_chat_template *tpl)
     return tpl->rules.drop_thoughts;
 }
 
-/* ---- text -------------------------------------------------------------------------------- */
-
 void yard_prompt_span(yard_prompt *prompt, yard_span span)
 {
     if (span.n_bytes == 0 || prompt->no_memory)
@@ -157,8 +153,6 @@ void yard_prompt_put(yard_prompt *prompt, const char *text)
 {
     yard_prompt_span(prompt, (yard_span){ text, strlen(text) });
 }
-
-/* ---- messages ---------------------------------------------------------------------------- */
 
 typedef struct reader {
     yard_message *messages;
@@ -341,8 +335,6 @@ static void free_messages(reader *r)
         free(r->messages[i].calls);
     free(r->messages);
 }
-
-/* ---- rendering --------------------------------------------------------------------------- */
 
 /* What the Jinja text raises an exception for, or leaves out without a word. */
 static yard_status check_roles(const yard_chat_template *tpl, const reader *r)

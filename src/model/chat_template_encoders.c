@@ -16,8 +16,6 @@
 #define OUTPUT_END "<｜tool▁output▁end｜>"
 #define THINK_END "</think>"
 
-/* ---- common parts ------------------------------------------------------------------------ */
-
 static void put_system(yard_prompt *prompt, const yard_conversation *talk, bool join)
 {
     const yard_message *last = NULL;
@@ -72,8 +70,6 @@ static yard_span after_thoughts(yard_span content, bool last)
     return content;
 }
 
-/* ---- demo -------------------------------------------------------------------------------- */
-
 void yard_encode_demo(const yard_template_rules *rules, const yard_conversation *talk,
                       yard_prompt *prompt)
 {
@@ -111,8 +107,6 @@ void yard_encode_demo(const yard_template_rules *rules, const yard_conversation 
     else if (talk->generation_prompt)
         yard_prompt_put(prompt, ASSISTANT);
 }
-
-/* ---- DeepSeek-V3, R1 --------------------------------------------------------------------- */
 
 typedef struct turn_state {
     bool in_outputs;    /* tool outputs are open */
@@ -185,8 +179,6 @@ void yard_encode_deepseek_v3(const yard_template_rules *rules, const yard_conver
         yard_prompt_put(prompt, rules->open_thoughts ? ASSISTANT "<think>\n" : ASSISTANT);
 }
 
-/* ---- DeepSeek-V3-0324, R1-0528 ----------------------------------------------------------- */
-
 static void put_v3_0324_answer(const yard_template_rules *rules, yard_prompt *prompt,
                                const yard_message *m, turn_state *state)
 {
@@ -235,8 +227,6 @@ void yard_encode_deepseek_v3_0324(const yard_template_rules *rules, const yard_c
         yard_prompt_put(prompt, ASSISTANT);
 }
 
-/* ---- DeepSeek-V3.1 ----------------------------------------------------------------------- */
-
 static void put_v3_1_calls(yard_prompt *prompt, const yard_message *m)
 {
     yard_prompt_span(prompt, m->content);
@@ -283,8 +273,6 @@ void yard_encode_deepseek_v3_1(const yard_template_rules *rules, const yard_conv
         yard_prompt_put(prompt, ASSISTANT THINK_END);
 }
 
-/* ---- DeepSeek-V2 ------------------------------------------------------------------------- */
-
 void yard_encode_deepseek_v2(const yard_template_rules *rules, const yard_conversation *talk,
                              yard_prompt *prompt)
 {
@@ -305,8 +293,6 @@ void yard_encode_deepseek_v2(const yard_template_rules *rules, const yard_conver
     if (talk->generation_prompt)
         yard_prompt_put(prompt, "Assistant:");
 }
-
-/* ---- Mixtral ----------------------------------------------------------------------------- */
 
 void yard_encode_mixtral(const yard_template_rules *rules, const yard_conversation *talk,
                          yard_prompt *prompt)

@@ -243,8 +243,6 @@ static yard_status open_stream(yard_model *m, yard_error *err)
     return st;
 }
 
-/* ---- budget ------------------------------------------------------------------------------ */
-
 yard_status yard_model_budget_of(const yard_model_config *config, const yard_model_options *options,
                                  yard_model_budget *out, yard_error *err)
 {
@@ -291,8 +289,6 @@ static yard_status check_memory(const yard_model *m, yard_error *err)
                      (double)b.cache_bytes * 1e-9, (double)b.scratch_bytes * 1e-9,
                      (double)available * 1e-9);
 }
-
-/* ---- experts' dtypes --------------------------------------------------------------------- */
 
 static const char *dtype_of(const yard_matrix *w)
 {

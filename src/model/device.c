@@ -4,8 +4,6 @@
 
 #include "model/forward_impl.h"
 
-/* ---- mirrors ----------------------------------------------------------------------------- */
-
 yard_status yard_mirror_open(const yard_model *m, yard_mirror *mirror, size_t n_bytes,
                              yard_error *err)
 {
@@ -42,8 +40,6 @@ yard_status yard_mirror_upload(const yard_model *m, const yard_mirror *mirror, s
     return m->ops->upload(m->stream, mirror->device + first, mirror->host + first, n_bytes, err);
 }
 
-/* ---- rows of a step ---------------------------------------------------------------------- */
-
 static uint32_t bound_of(int32_t n_tokens, uint32_t max_tokens)
 {
     uint32_t bound = 1;
@@ -71,8 +67,6 @@ yard_status yard_model_bring_rows(yard_model *m, int32_t n_tokens, yard_error *e
     return yard_mirror_upload(m, &m->inputs, first, end - first, err);
 }
 
-/* ---- logits ------------------------------------------------------------------------------ */
-
 yard_status yard_model_read_logits(yard_model *m, uint32_t first, uint32_t n_rows,
                                    const float **out, yard_error *err)
 {
@@ -90,8 +84,6 @@ yard_status yard_model_read_logits(yard_model *m, uint32_t first, uint32_t n_row
     *out = m->read_logits;
     return m->ops->download(m->stream, m->read_logits, from, n_bytes, err);
 }
-
-/* ---- sampling ---------------------------------------------------------------------------- */
 
 static bool reads_history(const yard_sample_params *p)
 {

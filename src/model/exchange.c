@@ -110,8 +110,6 @@ yard_status yard_exchange_check(const yard_model *m, yard_error *err)
                      of_sum ? yard_all_reduce_error(m->reduce) : yard_ep_error(m->ep));
 }
 
-/* ---- calls ------------------------------------------------------------------------------- */
-
 /* A call of the ep room, as the stream will make it. */
 typedef struct exchange_call {
     yard_model *m;

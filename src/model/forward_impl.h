@@ -122,8 +122,7 @@ struct yard_model {
     void *trace_ctx;
 };
 
-/* ---- device.c: what crosses between the host and the device -----------------------------------
- */
+/* device.c: what crosses between the host and the device */
 
 yard_status yard_mirror_open(const yard_model *m, yard_mirror *mirror, size_t n_bytes,
                              yard_error *err);
@@ -139,8 +138,7 @@ static inline void *yard_mirrored(const yard_mirror *mirror, const void *p)
 /* The inputs of a pass over n_tokens rows, on their way. */
 yard_status yard_model_bring_rows(yard_model *m, int32_t n_tokens, yard_error *err);
 
-/* ---- place.c ----------------------------------------------------------------------------------
- */
+/* place.c */
 
 /* Weights to a device with memory of its own: m->weights refers to that afterwards. */
 yard_status yard_model_place_weights(yard_model *m, const yard_notify *notify, yard_error *err);

@@ -8,8 +8,6 @@ static uint32_t max_u32(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-/* ---- buffers ----------------------------------------------------------------------------- */
-
 yard_rows yard_rows_take(yard_arena *arena, yard_dtype dtype, size_t n_rows, uint32_t n_cols)
 {
     yard_rows rows = { .dtype = dtype, .ld = n_cols };
@@ -77,8 +75,6 @@ void yard_part_lay_out(const yard_model *m, yard_part *p, yard_arena *arena)
     lay_out_mlp(m, p, arena);
 }
 
-/* ---- halves ------------------------------------------------------------------------------ */
-
 static void skip_rows(yard_rows *rows, size_t n)
 {
     if (rows->data)
@@ -138,8 +134,6 @@ static void cut_part(yard_model *m, uint32_t half, uint32_t first, uint32_t n)
         skip_rows(&p->expert_y, first * top_k);
     }
 }
-
-/* ---- walk -------------------------------------------------------------------------------- */
 
 /* n values of four bytes, as the host sees them; a copy is the caller's to free. */
 static const void *look_at(const yard_model *m, const void *values, size_t n, void **copy)

@@ -10,8 +10,6 @@ typedef struct placer {
     yard_error *err;
 } placer;
 
-/* ---- vectors ----------------------------------------------------------------------------- */
-
 static yard_status place_values(placer *p, const void **values, size_t n_bytes)
 {
     yard_status st = YARD_OK;
@@ -83,8 +81,6 @@ static yard_status place_vectors(placer *p)
     p->vectors = (yard_arena){ .base = m->vectors, .size_bytes = p->vectors.used_bytes };
     return walk_vectors(p);
 }
-
-/* ---- matrices ---------------------------------------------------------------------------- */
 
 /* n matrices of one shape, for one grouped product; absorb: see yard_prepare_args. */
 static yard_status place_group(placer *p, yard_matrix *w, uint32_t n,
@@ -188,8 +184,6 @@ static yard_status place_matrices(placer *p, const yard_notify *notify)
         yard_progress(notify, "weights to the device", n, n);
     return st;
 }
-
-/* ---- the whole --------------------------------------------------------------------------- */
 
 yard_status yard_model_place_weights(yard_model *m, const yard_notify *notify, yard_error *err)
 {

@@ -82,8 +82,6 @@ yard_status yard_loader_bool(yard_tokenizer_loader *l, const char *field, const 
     return YARD_OK;
 }
 
-/* ---- the whole file ---------------------------------------------------------------------- */
-
 static void warn_unknown_members(yard_tokenizer_loader *l, const json_t *root)
 {
     static const char *const known[] = { "version",        "truncation", "padding",
@@ -135,8 +133,6 @@ static yard_status parse_json(yard_tokenizer_loader *l, const char *text, size_t
     return yard_fail(l->err, YARD_EFORMAT, "%s: want JSON, got: %s, at byte %d", l->file,
                      error.text, error.position);
 }
-
-/* ---- tokenizer_config.json --------------------------------------------------------------- */
 
 static yard_status copy_text(yard_tokenizer_loader *l, const json_t *value, char **out)
 {
@@ -209,8 +205,6 @@ static yard_status read_config(yard_tokenizer_loader *l, const char *text, size_
     json_decref(root);
     return st;
 }
-
-/* ---- loading ----------------------------------------------------------------------------- */
 
 static yard_status parse(yard_tokenizer **out, yard_tokenizer_loader *l, const char *tokenizer_json,
                          size_t n_bytes, const char *config_file, const char *config_json,

@@ -49,7 +49,7 @@ const char *yard_tokenizer_eos_text(const yard_tokenizer *tok);
 /* "add_bos_token": a text that is no chat begins with the BOS token. False when absent. */
 bool yard_tokenizer_adds_bos(const yard_tokenizer *tok);
 
-/* ---- text as it is generated ----------------------------------------------------------- */
+/* text as it is generated */
 
 /* Turns ids into text one by one, never emitting half a character, and watches for stop strings:
  * text that may be the start of one is held back until it is decided. It goes on where a prompt

@@ -67,8 +67,6 @@ static yard_status push_id(encoder *e, int32_t id)
     return YARD_OK;
 }
 
-/* ---- merges ------------------------------------------------------------------------------ */
-
 static bool before(candidate a, candidate b)
 {
     return a.rank != b.rank ? a.rank < b.rank : a.at < b.at;
@@ -201,8 +199,6 @@ static yard_status encode_piece(encoder *e, const char *piece, size_t n_bytes)
     return YARD_OK;
 }
 
-/* ---- pieces ------------------------------------------------------------------------------ */
-
 static yard_status encode_splits(encoder *e, const char *text, size_t n_bytes, uint32_t split_idx);
 
 static yard_status encode_after_space(encoder *e, const char *text, size_t n_bytes)
@@ -261,8 +257,6 @@ static yard_status encode_splits(encoder *e, const char *text, size_t n_bytes, u
         return encode_piece(e, text, n_bytes);
     return encode_at_matches(e, text, n_bytes, split_idx);
 }
-
-/* ---- added tokens ------------------------------------------------------------------------ */
 
 /* Bytes of the white space character that begins at text, 0 when none does. */
 static size_t space_bytes(const char *text, size_t n_bytes)

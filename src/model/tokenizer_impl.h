@@ -16,7 +16,7 @@ enum {
     YARD_MAX_NESTING = 8, /* Sequence inside Sequence */
 };
 
-/* ---- tables (tokenizer_table.c) ---------------------------------------------------------- */
+/* tables (tokenizer_table.c) */
 
 /* (first, second) -> value, open addressing. Merges, tries and stop strings live in these. */
 typedef struct yard_pair_entry {
@@ -71,7 +71,7 @@ int32_t yard_trie_match(const yard_trie *trie, const char *text, size_t n_bytes,
  * Unicode standard's "maximal subpart"). *incomplete: more bytes could complete it. */
 size_t yard_utf8_step(const char *text, size_t n_bytes, bool *good, bool *incomplete);
 
-/* ---- regular expressions (tokenizer_regex.c) --------------------------------------------- */
+/* regular expressions (tokenizer_regex.c) */
 
 typedef struct yard_split {
     pcre2_code *code;
@@ -99,7 +99,7 @@ yard_status yard_split_find(const yard_split *split, yard_matcher *matcher, cons
                             size_t n_bytes, size_t at, bool *found, size_t *start, size_t *end,
                             yard_error *err);
 
-/* ---- the tokenizer ----------------------------------------------------------------------- */
+/* the tokenizer */
 
 typedef struct yard_token {
     const char *bytes; /* NULL: no token has this id */

@@ -23,7 +23,7 @@ typedef struct yard_tokenizer_loader {
     size_t n_pool; /* bytes used of tok->pool */
 } yard_tokenizer_loader;
 
-/* ---- messages and members (tokenizer.c) -------------------------------------------------- */
+/* messages and members (tokenizer.c) */
 
 const char *yard_json_kind(const json_t *value); /* "an array", for messages */
 bool yard_json_absent(const json_t *value);      /* or null */
@@ -38,7 +38,7 @@ yard_status yard_loader_type(yard_tokenizer_loader *l, const char *field, const 
 yard_status yard_loader_bool(yard_tokenizer_loader *l, const char *field, const json_t *object,
                              const char *name, bool *value);
 
-/* ---- parts ------------------------------------------------------------------------------- */
+/* parts */
 
 /* model and the texts and ids of added_tokens. (tokenizer_vocab.c) */
 yard_status yard_loader_vocab(yard_tokenizer_loader *l, const json_t *model, const json_t *added);

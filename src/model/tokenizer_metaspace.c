@@ -42,8 +42,6 @@ bool yard_metaspace_prepare(const yard_tokenizer *tok, const char *text, size_t 
     return true;
 }
 
-/* ---- reading ----------------------------------------------------------------------------- */
-
 static bool is_text(const json_t *value, const char *want)
 {
     return json_is_string(value) && !strcmp(json_string_value(value), want);

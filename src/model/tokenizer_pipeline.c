@@ -5,8 +5,6 @@
 
 #include "model/tokenizer_load.h"
 
-/* ---- normalizer and pre-tokenizer -------------------------------------------------------- */
-
 static yard_status read_normalizer(yard_tokenizer_loader *l, const json_t *object, int depth)
 {
     static const struct {
@@ -164,8 +162,6 @@ static yard_status check_post_processor(yard_tokenizer_loader *l, const json_t *
     }
     return YARD_OK;
 }
-
-/* ---- all of them ------------------------------------------------------------------------ */
 
 static yard_status read_byte_level_pipeline(yard_tokenizer_loader *l, const json_t *root)
 {

@@ -12,8 +12,6 @@ static uint64_t mix(uint64_t x)
     return x ^ x >> 33;
 }
 
-/* ---- pairs ------------------------------------------------------------------------------- */
-
 void yard_pair_map_free(yard_pair_map *map)
 {
     free(map->entries);
@@ -74,8 +72,6 @@ bool yard_pair_map_get(const yard_pair_map *map, uint32_t first, uint32_t second
     return true;
 }
 
-/* ---- bytes ------------------------------------------------------------------------------- */
-
 void yard_bytes_map_free(yard_bytes_map *map)
 {
     free(map->entries);
@@ -126,8 +122,6 @@ int32_t yard_bytes_map_find(const yard_bytes_map *map, const char *bytes, size_t
     entry = bytes_slot(map, bytes, n_bytes);
     return entry->bytes ? entry->id : -1;
 }
-
-/* ---- tries ------------------------------------------------------------------------------- */
 
 void yard_trie_free(yard_trie *trie)
 {
@@ -193,8 +187,6 @@ int32_t yard_trie_match(const yard_trie *trie, const char *text, size_t n_bytes,
     }
     return found;
 }
-
-/* ---- characters -------------------------------------------------------------------------- */
 
 size_t yard_utf8_step(const char *text, size_t n_bytes, bool *good, bool *incomplete)
 {

@@ -121,8 +121,6 @@ yard_status yard_tokenizer_decode(const yard_tokenizer *tok, const int32_t *ids,
     return YARD_OK;
 }
 
-/* ---- stop strings ------------------------------------------------------------------------ */
-
 /* Aho and Corasick's automaton: after each byte, its node is the longest end of the text that
  * begins a stop string. That is exactly what has to be held back. */
 typedef struct stop_node {
@@ -244,8 +242,6 @@ static yard_status add_stops(yard_text_stream *stream, const char *const *stop, 
     free(followers);
     return st;
 }
-
-/* ---- the stream -------------------------------------------------------------------------- */
 
 yard_status yard_text_stream_create(yard_text_stream **out, const yard_tokenizer *tok,
                                     bool skip_special, const char *const *stop, uint32_t n_stop,

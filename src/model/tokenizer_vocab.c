@@ -4,8 +4,6 @@
 
 #include "model/tokenizer_load.h"
 
-/* ---- byte alphabet ----------------------------------------------------------------------- */
-
 static bool is_printable_latin1(int byte)
 {
     return (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
@@ -41,8 +39,6 @@ static bool from_alphabet(const yard_tokenizer_loader *l, const char *text, size
     return true;
 }
 
-/* ---- names of tokens --------------------------------------------------------------------- */
-
 static int hex_digit(char c)
 {
     if (c >= '0' && c <= '9')
@@ -71,8 +67,6 @@ static bool text_of_name(const yard_tokenizer_loader *l, const char *name, size_
     *n_out = yard_metaspace_to_spaces(name, n_bytes, out);
     return true;
 }
-
-/* ---- vocabulary and merges --------------------------------------------------------------- */
 
 static yard_status read_id(yard_tokenizer_loader *l, const char *field, const char *name,
                            const json_t *value, int32_t *id)
@@ -298,8 +292,6 @@ static yard_status check_model(yard_tokenizer_loader *l, const json_t *model)
     return yard_loader_bool(l, "model", model, "ignore_merges", &l->tok->ignore_merges);
 }
 
-/* ---- added tokens ------------------------------------------------------------------------ */
-
 static yard_status read_added_token(yard_tokenizer_loader *l, const json_t *entry, size_t idx)
 {
     yard_tokenizer *tok = l->tok;
@@ -364,8 +356,6 @@ static yard_status build_tries(yard_tokenizer_loader *l)
     }
     return YARD_OK;
 }
-
-/* ---- parts ------------------------------------------------------------------------------- */
 
 yard_status yard_loader_vocab(yard_tokenizer_loader *l, const json_t *model, const json_t *added)
 {

@@ -4,8 +4,6 @@
 
 #include "plan/plan.h"
 
-/* ---- the pair of pools ----------------------------------------------------------------------- */
-
 static double usd_per_million(const yard_plan_choice *p)
 {
     return p->config.gpu->price_per_hour / 3600 / p->result.tokens_per_s_per_gpu * 1e6;
@@ -164,8 +162,6 @@ yard_status yard_plan_choose(const yard_plan_choice *list, uint32_t n, const yar
     return YARD_OK;
 }
 
-/* ---- what binds ------------------------------------------------------------------------------ */
-
 /* The step if one class of work took no time. */
 static yard_status step_without(const yard_plan_config *base, yard_plan_class cls, double *step_us,
                                 yard_error *err)
@@ -226,8 +222,6 @@ static yard_status print_bounds(FILE *to, const yard_plan_choice *p, yard_error 
             class_words[first], 100 * gain[first], class_words[second], 100 * gain[second]);
     return YARD_OK;
 }
-
-/* ---- words ----------------------------------------------------------------------------------- */
 
 static void print_decode(FILE *to, const yard_plan_choice *p)
 {

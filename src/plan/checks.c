@@ -84,8 +84,6 @@ static const yard_plan_kernel *kernel(const yard_plan_result *r, const char *nam
     return &none;
 }
 
-/* ---- counts, memory ---------------------------------------------------------------------- */
-
 static void check_counts(list *l)
 {
     const yard_plan_model *m = yard_plan_model_find("deepseek-v3");
@@ -139,8 +137,6 @@ static void check_memory(list *l)
     add(l, "A5", "EP64 on H100 fits 128", 1, fits(l, "h100", 64, 128), 0);
     add(l, "A5", "EP128 on H100 fits 128", 1, fits(l, "h100", 128, 128), 0);
 }
-
-/* ---- published times ---------------------------------------------------------------------- */
 
 enum {
     NO_OVERLAP_US = 2667,
@@ -248,8 +244,6 @@ static void check_step(list *l)
     add(l, "A13", "service: prefill share of the nodes", 0.421, prefill / nodes, 0.002);
 }
 
-/* ---- floors ------------------------------------------------------------------------------- */
-
 /* Change of the layer's speed from dispatch overlap to micro-batches. */
 static double micro_gain(list *l, uint32_t ep, uint32_t batch)
 {
@@ -340,8 +334,6 @@ static void check_frontier(list *l)
     add(l, "A17", "floors: EP128 over EP8 at 82.6 tokens/s", 5.3, wide / (8 * 4 * single), 0.3);
     add(l, "A18", "floors: EP8 on H200 over EP128 at 64 requests", 1.26, at64, 0.05);
 }
-
-/* ---- shapes with the article's efficiencies ------------------------------------------------ */
 
 static double article_gain(list *l, uint32_t batch)
 {

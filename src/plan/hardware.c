@@ -99,8 +99,6 @@ const yard_plan_nic *yard_plan_nic_find(const char *name)
     return NULL;
 }
 
-/* ---- a user's file ----------------------------------------------------------------------- */
-
 /* Numbers of the file; the bounds keep out slips of unit (GB for bytes, sparse PFLOP/s). */
 static const struct gpu_field {
     const char *key;

@@ -118,8 +118,6 @@ static void add_all_reduce(builder *b, const char *name, uint8_t stage, double r
     k->bound = "nvlink";
 }
 
-/* ---- attention --------------------------------------------------------------------------- */
-
 static void add_mla_decode(builder *b, double requests)
 {
     const yard_plan_model *m = b->m;
@@ -189,8 +187,6 @@ static void add_gqa(builder *b, double requests)
     add_vector(b, "o_quant", 2, b->t, 2 * q, 3 * q + scale_bytes(q));
     add_gemm(b, "o_proj", 2, b->t, m->hidden, q);
 }
-
-/* ---- MLPs -------------------------------------------------------------------------------- */
 
 static const struct mlp_names {
     const char *gate_up, *silu, *down;

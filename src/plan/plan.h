@@ -12,7 +12,7 @@
  * the fit half (deployments.c). */
 #define YARD_PLAN_ONLINE_OCCUPANCY 0.615
 
-/* ---- kernels.c --------------------------------------------------------------------------- */
+/* kernels.c */
 
 /* The rows of one micro-batch, or of the whole batch. */
 typedef struct yard_plan_rows {
@@ -45,7 +45,7 @@ uint32_t yard_plan_weight_bits(const yard_plan_config *c);
 double yard_plan_weight_bytes(uint32_t bits, double n, double k); /* of an [n, k] projection */
 double yard_plan_kv_row_bytes(const yard_plan_config *c); /* of a token and layer, without TP */
 
-/* ---- network.c --------------------------------------------------------------------------- */
+/* network.c */
 
 typedef struct yard_plan_wire {
     double latency_us; /* from the send to the first byte's arrival */
@@ -65,12 +65,12 @@ double yard_plan_combine_row_bytes(const yard_plan_config *c);
 yard_plan_wire yard_plan_exchange_time(const yard_plan_config *c, const yard_plan_kernel *k,
                                        double tokens, double copies_us);
 
-/* ---- efficiency.c ------------------------------------------------------------------------ */
+/* efficiency.c */
 
 /* Fills us and origin from the profile. */
 void yard_plan_time_kernel(const yard_plan_config *c, yard_plan_kernel *k);
 
-/* ---- simulate.c -------------------------------------------------------------------------- */
+/* simulate.c */
 
 /* Durations of the work of one micro-batch in one layer. */
 typedef struct yard_plan_stage_times {
@@ -103,7 +103,7 @@ void yard_plan_simulate(yard_plan_schedule schedule, const yard_plan_work *work,
                         const yard_plan_observer *observer, yard_plan_run *out);
 uint32_t yard_plan_schedule_halves(yard_plan_schedule schedule);
 
-/* ---- memory.c, point.c ------------------------------------------------------------------- */
+/* memory.c, point.c */
 
 yard_status yard_plan_check(const yard_plan_config *c, yard_error *err);
 yard_status yard_plan_check_layout(const yard_plan_config *c, yard_error *err); /* EP, TP, slots */
@@ -111,7 +111,7 @@ bool yard_plan_is_legal(const yard_plan_config *c); /* of the layout, without wo
 void yard_plan_fill_memory(const yard_plan_config *c, bool kv_b_on_all_ranks,
                            yard_plan_memory *out);
 
-/* ---- report_text.c, report_json.c -------------------------------------------------------- */
+/* report_text.c, report_json.c */
 
 /* Whether drafts are counted that nothing of the model makes. */
 bool yard_plan_drafts_are_free(const yard_plan_config *c);
@@ -133,7 +133,7 @@ json_t *yard_plan_json_deployments(const yard_plan_deployment *d, uint32_t n);
 
 void yard_plan_print_sweep(FILE *to, const yard_plan_choice *list, uint32_t n, bool all);
 
-/* ---- advise.c ---------------------------------------------------------------------------- */
+/* advise.c */
 
 typedef struct yard_plan_wish {
     double min_speed;               /* tokens/s a request; 0: any */
@@ -166,7 +166,7 @@ yard_status yard_plan_choose(const yard_plan_choice *list, uint32_t n, const yar
 yard_status yard_plan_advise(FILE *to, const yard_plan_choice *list, uint32_t n,
                              const yard_plan_wish *wish, yard_error *err);
 
-/* ---- report_plot.c, report_timeline.c, report_html.c --------------------------------------- */
+/* report_plot.c, report_timeline.c, report_html.c */
 
 /* Write NAME.dat and NAME.gp into dir; `gnuplot NAME.gp` there makes NAME.svg and NAME.png. Errors:
  * YARD_EIO. */
@@ -188,7 +188,7 @@ yard_status yard_plan_open(FILE **out, const char *dir, const char *name, yard_e
 /* Closes it; YARD_EIO if anything did not reach the disk. */
 yard_status yard_plan_close(FILE *f, const char *name, yard_error *err);
 
-/* ---- scale.c ----------------------------------------------------------------------------- */
+/* scale.c */
 
 typedef struct yard_plan_scale_row {
     yard_plan_config config;

@@ -197,8 +197,6 @@ static double draft_time(const yard_plan_config *c)
     return us;
 }
 
-/* ---- floors ------------------------------------------------------------------------------ */
-
 /* Compute with copies, and transfers, of one micro-batch. */
 static void floor_parts(const yard_plan_config *c, yard_plan_rows rows, double *work_us,
                         double *wire_us, double *shared_us, double *dispatch_us)
@@ -256,8 +254,6 @@ static double floor_of(const yard_plan_floors *f, yard_plan_schedule s)
         return f->micro_batch_us;
     return s == YARD_PLAN_NONE ? f->no_overlap_us : f->dispatch_overlap_us;
 }
-
-/* ---- the point --------------------------------------------------------------------------- */
 
 static void fill_kernels(const yard_plan_config *c, yard_plan_result *r)
 {

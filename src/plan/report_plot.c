@@ -52,8 +52,6 @@ static void script_tail(FILE *gp, const char *name, const char *plot)
             name, plot, name);
 }
 
-/* ---- throughput against speed -------------------------------------------------------------- */
-
 /* Blocks of one EP: the frontier, then what fits, then what does not. */
 static uint32_t frontier_data(FILE *dat, const yard_plan_choice *list, uint32_t n, uint32_t eps[64])
 {
@@ -125,8 +123,6 @@ yard_status yard_plan_plot_frontier(const char *dir, const yard_plan_choice *lis
     return yard_plan_close(f, "frontier.gp", err);
 }
 
-/* ---- one layer by its parts ---------------------------------------------------------------- */
-
 typedef struct layer_bar {
     const char *name;
     uint32_t ep;
@@ -188,8 +184,6 @@ yard_status yard_plan_plot_layer(const char *dir, const yard_plan_config *base, 
     return yard_plan_close(f, "layer.gp", err);
 }
 
-/* ---- micro-batches by batch ------------------------------------------------------------------ */
-
 static const uint32_t article_ep[] = { 8, 16, 32, 64, 128 };
 enum { N_ARTICLE_EP = sizeof(article_ep) / sizeof(article_ep[0]) };
 
@@ -245,8 +239,6 @@ yard_status yard_plan_plot_crossover(const char *dir, const yard_plan_config *ba
     script_tail(f, "crossover", plot);
     return yard_plan_close(f, "crossover.gp", err);
 }
-
-/* ---- roofline -------------------------------------------------------------------------------- */
 
 /* The article's bytes, one an element of FP8, but only of experts that have rows: with all of them
  * points of few rows would lie above the roof. */

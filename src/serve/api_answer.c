@@ -30,8 +30,6 @@ static void put_usage(yard_api_out *out, const yard_api_usage *u)
     yard_api_put(out, "}");
 }
 
-/* ---- log-probabilities ------------------------------------------------------------------- */
-
 /* With bytes: tokens split characters, so their text alone would not do. */
 static void put_chat_token(yard_api_out *out, const yard_api_logprob *p)
 {
@@ -111,8 +109,6 @@ static void put_logprobs(yard_api_out *out, const yard_api_head *head, const yar
         put_completion_logprobs(out, c);
 }
 
-/* ---- choices ----------------------------------------------------------------------------- */
-
 static void put_finish(yard_api_out *out, const yard_api_choice *c)
 {
     put_text(out, ",\"finish_reason\":", c->finish_reason);
@@ -189,8 +185,6 @@ static void put_head(yard_api_out *out, const yard_api_head *head, const char *o
     yard_api_put(out, ",\"choices\":[");
 }
 
-/* ---- whole answers ----------------------------------------------------------------------- */
-
 void yard_api_put_answer(yard_api_out *out, const yard_api_head *head,
                          const yard_api_choice *choices, uint32_t n_choices,
                          const yard_api_usage *usage)
@@ -241,8 +235,6 @@ void yard_api_put_detokenized(yard_api_out *out, const char *text, size_t n_byte
     yard_api_put_string(out, text, n_bytes);
     yard_api_put(out, "}");
 }
-
-/* ---- events ------------------------------------------------------------------------------ */
 
 static const char *event_object(const yard_api_head *head)
 {

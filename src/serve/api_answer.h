@@ -52,7 +52,7 @@ typedef struct yard_api_choice {
     const int32_t *stop_token; /* the stop token id that did, if stop is NULL; NULL: none */
 } yard_api_choice;
 
-/* ---- whole answers ----------------------------------------------------------------------- */
+/* whole answers */
 
 void yard_api_put_answer(yard_api_out *out, const yard_api_head *head,
                          const yard_api_choice *choices, uint32_t n_choices,
@@ -68,7 +68,7 @@ void yard_api_put_models(yard_api_out *out, bool list, const char *model, int64_
 void yard_api_put_tokens(yard_api_out *out, const int32_t *ids, size_t n_ids, uint32_t context);
 void yard_api_put_detokenized(yard_api_out *out, const char *text, size_t n_bytes);
 
-/* ---- events ------------------------------------------------------------------------------ */
+/* events */
 
 /* usage: of this moment, NULL unless it was asked for in every event. */
 void yard_api_put_event(yard_api_out *out, const yard_api_head *head, const yard_api_choice *choice,

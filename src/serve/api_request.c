@@ -18,8 +18,6 @@ void yard_api_request_release(yard_api_request *r)
     *r = (yard_api_request){ 0 };
 }
 
-/* ---- the body ---------------------------------------------------------------------------- */
-
 static yard_status parse_object(json_t **out, const char *body, size_t n_bytes, yard_api_error *err)
 {
     yard_error no_memory;
@@ -45,8 +43,6 @@ static yard_status parse_object(json_t **out, const char *body, size_t n_bytes, 
     *out = root;
     return YARD_OK;
 }
-
-/* ---- what chat and completions share ----------------------------------------------------- */
 
 static bool is_text(const json_t *value, const char *text)
 {
@@ -237,8 +233,6 @@ static void read_common(yard_api_fields *f, yard_api_request *r, const yard_api_
         r->n = (uint32_t)n;
 }
 
-/* ---- chat -------------------------------------------------------------------------------- */
-
 /* As the template reads them: "developer" is the newer name of "system". */
 static void read_messages(yard_api_fields *f, yard_api_request *r)
 {
@@ -285,8 +279,6 @@ static void read_chat(yard_api_fields *f, yard_api_request *r, const yard_api_li
     }
     read_messages(f, r);
 }
-
-/* ---- completions ------------------------------------------------------------------------- */
 
 static void read_prompt(yard_api_fields *f, yard_api_request *r, const json_t *value)
 {
@@ -347,8 +339,6 @@ static void read_completion(yard_api_fields *f, yard_api_request *r, const yard_
                                     limits->max_n, r->n, r->n_prompts);
 }
 
-/* ---- tokenize and detokenize -------------------------------------------------------------- */
-
 static void read_tokenize(yard_api_fields *f, yard_api_request *r, const yard_api_limits *limits)
 {
     yard_api_get_string(f, "model", &r->model);
@@ -378,8 +368,6 @@ static void read_detokenize(yard_api_fields *f, yard_api_request *r, const yard_
     r->n_prompts = 1;
     yard_api_read_ids(f, "tokens", ids, &r->prompt->ids, &r->prompt->n_ids);
 }
-
-/* ---- the four ------------------------------------------------------------------------------ */
 
 typedef void (*read_fn)(yard_api_fields *f, yard_api_request *r, const yard_api_limits *limits);
 

@@ -32,8 +32,6 @@ struct yard_link {
     char message[YARD_ERROR_MESSAGE_BYTES]; /* of the last DOWN */
 };
 
-/* ---- connecting -------------------------------------------------------------------------- */
-
 static void set_timer(yard_link *link)
 {
     const uint64_t silent_us = link->heard_us + link->config.timeout_us;
@@ -120,8 +118,6 @@ int yard_link_fd(const yard_link *link)
 {
     return yard_rpc_fd(link->rpc);
 }
-
-/* ---- events ------------------------------------------------------------------------------ */
 
 static bool take_outputs(yard_link *link, const yard_rpc_event *e, yard_link_event *out)
 {
@@ -240,8 +236,6 @@ bool yard_link_next(yard_link *link, yard_link_event *out)
             return true;
     }
 }
-
-/* ---- requests ---------------------------------------------------------------------------- */
 
 bool yard_link_generate(yard_link *link, uint32_t instance, uint64_t tag,
                         const yard_request *request)

@@ -35,8 +35,6 @@ static bool pack(yard_bytes *out, const void *message)
     return true;
 }
 
-/* ---- requests ---------------------------------------------------------------------------- */
-
 static void fill_request(Switchyard__V1__Request *m, const yard_request *r)
 {
     m->n_prompt = r->n_prompt;
@@ -136,8 +134,6 @@ bool yard_encode_health(yard_bytes *out, const yard_health *health)
     m.n_ranks_alive = health->n_ranks_alive;
     return pack(out, &m);
 }
-
-/* ---- outputs ----------------------------------------------------------------------------- */
 
 /* Arrays are said by where they begin, for they move when they grow. */
 struct yard_output {
@@ -286,8 +282,6 @@ bool yard_encode_tokens(yard_bytes *out, const yard_outputs *o, size_t first, si
     free(logprob);
     return ok;
 }
-
-/* ---- states ------------------------------------------------------------------------------ */
 
 static void hash_to_bytes(const yard_page_hash *hash, uint8_t *bytes)
 {

@@ -17,7 +17,7 @@ typedef enum yard_engine_method {
 
 extern const char *const yard_engine_methods[YARD_METHOD_COUNT];
 
-/* ---- encoding ---------------------------------------------------------------------------- */
+/* encoding */
 
 /* An encoded message; all zero is empty. Reused from one message to the next. */
 typedef struct yard_bytes {
@@ -74,7 +74,7 @@ typedef struct yard_instance_state {
 bool yard_encode_state(yard_bytes *out, const yard_pod_state *pod,
                        const yard_instance_state *instances, uint32_t n_instances);
 
-/* ---- decoding ---------------------------------------------------------------------------- */
+/* decoding */
 
 /* The memory of one decoded message; what a decoder gives points into it until the next one. */
 typedef struct yard_reader yard_reader;

@@ -121,8 +121,6 @@ static const void *unpack(yard_reader *r, const ProtobufCMessageDescriptor *what
     return protobuf_c_message_unpack(what, &r->allocator, n_bytes, bytes);
 }
 
-/* ---- requests ---------------------------------------------------------------------------- */
-
 static bool read_bias(yard_reader *r, const Switchyard__V1__Request *m, yard_request *out)
 {
     yard_logit_bias *bias;
@@ -227,8 +225,6 @@ bool yard_decode_health(yard_reader *r, const uint8_t *bytes, size_t n_bytes, ya
     return true;
 }
 
-/* ---- outputs ----------------------------------------------------------------------------- */
-
 bool yard_decode_tokens(yard_reader *r, const uint8_t *bytes, size_t n_bytes, uint64_t *stream)
 {
     const Switchyard__V1__Tokens *m =
@@ -293,8 +289,6 @@ bool yard_reader_next_output(yard_reader *r, yard_link_tokens *out)
         out->n_logprobs = 0;
     return true;
 }
-
-/* ---- states ------------------------------------------------------------------------------ */
 
 static yard_page_hash hash_from_bytes(const uint8_t *bytes)
 {

@@ -2,8 +2,6 @@
 
 #include <stdlib.h>
 
-/* ---- the table --------------------------------------------------------------------------- */
-
 void yard_served_requests_release(yard_served_requests *q)
 {
     free(q->items);
@@ -52,8 +50,6 @@ void yard_served_requests_remove(yard_served_requests *q, yard_served_request *r
     memmove(r, r + 1, after * sizeof(*r));
     q->n--;
 }
-
-/* ---- what reports know of ---------------------------------------------------------------- */
 
 void yard_seen_release(yard_seen *s)
 {

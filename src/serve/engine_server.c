@@ -10,8 +10,6 @@ enum {
     MAX_DECODED_BYTES = 64 << 20
 };
 
-/* ---- sessions ---------------------------------------------------------------------------- */
-
 void yard_server_no_memory(yard_engine_server *s)
 {
     if (s->failure.status == YARD_OK)
@@ -77,8 +75,6 @@ yard_session *yard_server_find_front(const yard_engine_server *s, uint64_t numbe
         x = x->next;
     return x;
 }
-
-/* ---- other calls ------------------------------------------------------------------------- */
 
 static void answer_abort(yard_engine_server *s, yard_session *x, const yard_rpc_event *e)
 {
@@ -159,8 +155,6 @@ static void take_rpc_events(yard_engine_server *s)
             take_end(s, x);
     }
 }
-
-/* ---- the server -------------------------------------------------------------------------- */
 
 static yard_status open_server(yard_engine_server *s, yard_error *err)
 {

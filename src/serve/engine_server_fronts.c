@@ -5,8 +5,6 @@
 
 enum { PART_BYTES = 1 << 20 /* of a message, about */ };
 
-/* ---- to fronts --------------------------------------------------------------------------- */
-
 uint32_t yard_server_abort(yard_engine_server *s, const yard_session *front, const uint64_t *tag,
                            uint32_t choice)
 {
@@ -106,8 +104,6 @@ void yard_server_take_outputs(yard_engine_server *s)
         if (x->method == YARD_METHOD_GENERATE && (x->outputs.n > 0 || x->half_closed))
             yard_server_flush(s, x);
 }
-
-/* ---- from fronts ------------------------------------------------------------------------- */
 
 /* Ends a request that the engine does not get: each choice, as the engine would. */
 static void refuse(yard_engine_server *s, yard_session *x, const yard_request_message *m,

@@ -57,14 +57,14 @@ struct yard_engine_server {
     yard_engine_report *reports;    /* [n_instances] */
 };
 
-/* ---- engine_server.c --------------------------------------------------------------------- */
+/* engine_server.c */
 
 void yard_server_no_memory(yard_engine_server *s); /* the server fails, with its next run */
 void yard_server_send(yard_engine_server *s, yard_session *x); /* s->bytes */
 void yard_server_end_session(yard_session *x, yard_rpc_code code, const char *message);
 yard_session *yard_server_find_front(const yard_engine_server *s, uint64_t number); /* NULL: none */
 
-/* ---- engine_server_fronts.c -------------------------------------------------------------- */
+/* engine_server_fronts.c */
 
 /* Aborts the requests of a front, or of one tag of it, or one choice. Returns how many; the engine
  * says how they end. */
@@ -76,7 +76,7 @@ void yard_server_take_outputs(yard_engine_server *s);
 /* What has gathered while the last message was under way goes out as the next. */
 void yard_server_flush(yard_engine_server *s, yard_session *x);
 
-/* ---- engine_server_watch.c --------------------------------------------------------------- */
+/* engine_server_watch.c */
 
 void yard_server_begin_watch(yard_engine_server *s, yard_session *x, const yard_rpc_event *e);
 void yard_server_watcher_read(yard_engine_server *s, yard_session *x); /* all that was sent */

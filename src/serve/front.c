@@ -9,9 +9,6 @@
 
 enum { MAX_ENGINES = 1024, MISS_US = 3000000 };
 
-/* ---- the model --------------------------------------------------------------------------------
- */
-
 static void take_defaults(yard_front_model_data *m, const yard_generation_config *g)
 {
     m->limits = (yard_api_limits)YARD_API_LIMITS_INIT;
@@ -71,9 +68,6 @@ static yard_status load_model(yard_front_model_data *m, const yard_front_config 
         yard_warn(&config->notify, "no chat: %s", m->no_template.message);
     return YARD_OK;
 }
-
-/* ---- create and destroy ------------------------------------------------------------------------
- */
 
 static yard_status open_pods(yard_front *front, const yard_front_config *config, yard_error *err)
 {
@@ -158,9 +152,6 @@ void yard_front_destroy(yard_front *front)
     yard_api_out_release(&front->out);
     free(front);
 }
-
-/* ---- engines -----------------------------------------------------------------------------------
- */
 
 static uint32_t first_instance(const yard_front *front, const yard_front_pod *pod)
 {
@@ -290,9 +281,6 @@ static void take_event(yard_front *front, uint64_t now_us, yard_front_pod *pod,
     }
 }
 
-/* ---- the loop -----------------------------------------------------------------------------------
- */
-
 uint32_t yard_front_fds(const yard_front *front, int *fds)
 {
     fds[0] = front->reader.fd;
@@ -342,9 +330,6 @@ uint64_t yard_front_wake_us(const yard_front *front)
         wake_us = front->next_look_us;
     return front->miss_us < wake_us ? front->miss_us : wake_us;
 }
-
-/* ---- what it knows ------------------------------------------------------------------------------
- */
 
 const char *yard_front_model(const yard_front *front)
 {

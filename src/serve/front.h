@@ -59,7 +59,7 @@ yard_status yard_front_create(yard_front **out, const yard_front_config *config,
 /* Every job must have ended or been cancelled. NULL is fine. */
 void yard_front_destroy(yard_front *front);
 
-/* ---- requests ---------------------------------------------------------------------------- */
+/* requests */
 
 typedef enum yard_front_route {
     YARD_ROUTE_CHAT,
@@ -96,14 +96,14 @@ yard_front_job *yard_front_submit(yard_front *front, uint64_t now_us, yard_front
 /* The client is gone: the request ends everywhere, the sink hears nothing any more. */
 void yard_front_cancel(yard_front *front, uint64_t now_us, yard_front_job *job);
 
-/* ---- the loop ---------------------------------------------------------------------------- */
+/* the loop */
 
 /* fds [1 + n_engines], all to be watched for reading; returns how many. */
 uint32_t yard_front_fds(const yard_front *front, int *fds);
 void yard_front_run(yard_front *front, uint64_t now_us);
 uint64_t yard_front_wake_us(const yard_front *front);
 
-/* ---- what it knows ----------------------------------------------------------------------- */
+/* what it knows */
 
 typedef struct yard_front_health {
     uint32_t n_pods, n_pods_up, n_instances_up;

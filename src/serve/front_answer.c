@@ -11,9 +11,6 @@ static void clear_out(yard_front *front)
     front->out.n_bytes = 0;
 }
 
-/* ---- the whole of a job -----------------------------------------------------------------------
- */
-
 static yard_api_head head_of(const yard_front *front, const yard_front_job *job)
 {
     return (yard_api_head){ .id = job->id,
@@ -152,9 +149,6 @@ void yard_front_complete(yard_front *front, uint64_t now_us, yard_front_job *job
     }
     yard_front_answer(front, now_us, job, 200, &front->out, 0);
 }
-
-/* ---- what is new of a part --------------------------------------------------------------------
- */
 
 static void mark_dirty(yard_front *front, yard_front_part *part)
 {
@@ -301,9 +295,6 @@ void yard_front_flush(yard_front *front, uint64_t now_us)
         flush_part(front, now_us, part);
     }
 }
-
-/* ---- silence ----------------------------------------------------------------------------------
- */
 
 static bool is_silent(const yard_front *front, uint64_t now_us, const yard_front_job *job)
 {

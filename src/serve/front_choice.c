@@ -44,8 +44,6 @@ yard_status yard_front_choice_open(yard_front_choice *c, uint32_t index,
     return st;
 }
 
-/* ---- text ------------------------------------------------------------------------------------ */
-
 static const char *find_stop(const yard_api_request *r, const char *text, size_t n_bytes)
 {
     for (uint32_t i = 0; i < r->n_stop; i++)
@@ -112,8 +110,6 @@ static yard_status finish_text(yard_front_choice *c, const yard_api_request *r, 
     return st;
 }
 
-/* ---- log-probabilities ----------------------------------------------------------------------- */
-
 static yard_api_logprob logprob_of(const yard_tokenizer *tok, yard_token_logprob from)
 {
     yard_api_logprob p = { .logprob = from.logprob };
@@ -163,8 +159,6 @@ static yard_status add_logprobs(yard_front_choice *c, const yard_tokenizer *tok,
         c->top[c->n_top++] = logprob_of(tok, logprob[1 + i]);
     return YARD_OK;
 }
-
-/* ---- tokens ---------------------------------------------------------------------------------- */
 
 static uint32_t characters_of(const yard_tokenizer *tok, int32_t id)
 {
@@ -261,8 +255,6 @@ yard_status yard_front_choice_push(yard_front_choice *c, const yard_front_prepar
         st = yard_fail(err, YARD_ENOMEM, "answer: no memory for its text");
     return st;
 }
-
-/* ---- what is new ----------------------------------------------------------------------------- */
 
 yard_api_choice yard_front_choice_show(yard_front_choice *c, const yard_front_prepared *p)
 {

@@ -34,9 +34,6 @@ void yard_front_get_health(const yard_front *front, uint64_t now_us, yard_front_
     out->stuck = out->step_age_us > STUCK_US;
 }
 
-/* ---- metrics ------------------------------------------------------------------------------------
- */
-
 typedef double (*instance_value)(const yard_front *front, const yard_front_pod *pod, uint32_t i,
                                  uint64_t now_us);
 

@@ -12,7 +12,7 @@
 
 enum { YARD_FRONT_MAX_STOP = 16 }; /* stop strings and ids of a request */
 
-/* ---- what a body says (front_prepare.c) ---------------------------------------------------- */
+/* what a body says (front_prepare.c) */
 
 /* Immutable after create: read by the thread too. */
 typedef struct yard_front_model_data {
@@ -51,7 +51,7 @@ void yard_front_prepare(yard_front_prepared *out, const yard_front_model_data *m
                         yard_front_route route, const char *body, size_t n_bytes, uint32_t context);
 void yard_front_prepared_release(yard_front_prepared *p);
 
-/* ---- one choice of an answer (front_choice.c) ---------------------------------------------- */
+/* one choice of an answer (front_choice.c) */
 
 typedef struct yard_front_choice {
     uint32_t index; /* in the answer */
@@ -86,7 +86,7 @@ yard_api_choice yard_front_choice_show(yard_front_choice *c, const yard_front_pr
 /* What was new has been sent. */
 void yard_front_choice_sent(yard_front_choice *c);
 
-/* ---- jobs (front_job.c) ---------------------------------------------------------------------- */
+/* jobs (front_job.c) */
 
 /* A prompt of a job: what the scheduler and the engines know as a request. */
 typedef struct yard_front_part {
@@ -126,7 +126,7 @@ struct yard_front_job {
     uint64_t arrived_us, first_us, sent_us; /* first token; last bytes to the client */
 };
 
-/* ---- the thread that reads long bodies (front_reader.c) -------------------------------------- */
+/* the thread that reads long bodies (front_reader.c) */
 
 typedef struct yard_front_reader {
     const yard_front_model_data *model;
@@ -146,7 +146,7 @@ void yard_front_reader_give(yard_front_reader *r, yard_front_job *job);
 /* One that was read, NULL: none now. */
 yard_front_job *yard_front_reader_take(yard_front_reader *r);
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* all of it */
 
 typedef struct yard_front_instance {
     bool up;

@@ -10,8 +10,6 @@
 
 enum { ENGINE_LOST_RETRY_S = 1 };
 
-/* ---- the list -------------------------------------------------------------------------------- */
-
 static yard_front_job *open_job(yard_front *front, uint64_t now_us)
 {
     yard_front_job *job = calloc(1, sizeof(*job));
@@ -103,9 +101,6 @@ void yard_front_cancel(yard_front *front, uint64_t now_us, yard_front_job *job)
     yard_front_job_close(job);
 }
 
-/* ---- checks against the engines ---------------------------------------------------------------
- */
-
 static yard_status check_ids(const yard_front *front, const yard_front_prompt *prompt,
                              const char *param, yard_api_error *err)
 {
@@ -145,9 +140,6 @@ static yard_status check(const yard_front *front, const yard_front_job *job, yar
     }
     return YARD_OK;
 }
-
-/* ---- parts ------------------------------------------------------------------------------------
- */
 
 static bool open_parts(yard_front_job *job)
 {
@@ -264,9 +256,6 @@ bool yard_front_job_read(yard_front *front, uint64_t now_us, yard_front_job *job
     yard_front_job_close(job);
     return goes_on;
 }
-
-/* ---- decisions of the scheduler ----------------------------------------------------------------
- */
 
 static yard_request engine_request(const yard_front *front, const yard_front_part *part,
                                    int32_t *stop_token)

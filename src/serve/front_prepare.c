@@ -70,8 +70,6 @@ static yard_status encode(yard_front_prepared *p, const yard_front_model_data *m
     return prompt->ids ? YARD_OK : no_memory(p);
 }
 
-/* ---- chat ---------------------------------------------------------------------------------- */
-
 static bool ends_with(const char *text, size_t n_bytes, const char *end)
 {
     const size_t n = strlen(end);
@@ -113,8 +111,6 @@ static yard_status prepare_messages(yard_front_prepared *p, const yard_front_mod
     free(text);
     return st;
 }
-
-/* ---- completions --------------------------------------------------------------------------- */
 
 static yard_status copy_ids(yard_front_prepared *p, yard_front_prompt *prompt,
                             const yard_api_prompt *from)
@@ -170,8 +166,6 @@ static yard_status prepare_prompts(yard_front_prepared *p, const yard_front_mode
     }
     return st;
 }
-
-/* ---- the routes ---------------------------------------------------------------------------- */
 
 static yard_status parse(yard_front_prepared *p, const yard_front_model_data *m,
                          yard_front_route route, const char *body, size_t n_bytes)

@@ -11,9 +11,6 @@
 
 enum { LONGEST_WAIT_S = 3600 };
 
-/* ---- when the front runs ------------------------------------------------------------------------
- */
-
 void yard_http_set_wake(yard_http *http)
 {
     const uint64_t at_us = yard_front_wake_us(http->front), now_us = yard_now_us();
@@ -64,9 +61,6 @@ static void run_front(evutil_socket_t fd, short what, void *arg)
     yard_http_leave_if_drained(http);
     yard_http_set_wake(http);
 }
-
-/* ---- once a second, and the end
- * ------------------------------------------------------------------ */
 
 static void every_second(evutil_socket_t fd, short what, void *arg)
 {
@@ -126,9 +120,6 @@ static void on_stop(evutil_socket_t fd, short what, void *arg)
     }
     yard_http_leave_if_drained(http);
 }
-
-/* ---- create and destroy
- * ---------------------------------------------------------------------------- */
 
 static yard_status watch_front(yard_http *http, yard_error *err)
 {

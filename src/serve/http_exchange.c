@@ -10,9 +10,6 @@
 
 enum { INPUT_WHILE_ANSWERING_BYTES = 64 << 10 };
 
-/* ---- connections -------------------------------------------------------------------------------
- */
-
 static struct bufferevent *bufferevent_of(struct evhttp_request *request)
 {
     struct evhttp_connection *connection = evhttp_request_get_connection(request);
@@ -100,9 +97,6 @@ void yard_http_drop(yard_http_exchange *x)
     http->n_exchanges--;
     free(x);
 }
-
-/* ---- answers -----------------------------------------------------------------------------------
- */
 
 static const char *reason_of(int status)
 {
@@ -217,9 +211,6 @@ static bool on_events(void *ctx, const yard_front_summary *summary, const yard_a
 }
 
 static const yard_front_sink sink = { .answer = on_answer, .events = on_events };
-
-/* ---- questions ---------------------------------------------------------------------------------
- */
 
 /* The client's own id, if it is one for logs and headers; else one of ours. */
 static void choose_id(yard_http *http, struct evhttp_request *request, char id[64])

@@ -11,7 +11,7 @@
 #include "serve/front.h"
 #include "serve/http.h"
 
-/* ---- connections that take too long, and too many of them (http_guard.c) ----------------------
+/* Connections that take too long, and too many of them (http_guard.c).
  *
  * evhttp tells of a connection only when a whole request has come. Those that send one byte a
  * second are found by looking at the process's sockets once a second. */
@@ -37,8 +37,7 @@ void yard_http_guard_mark(yard_http_guard *g, uint64_t now_us, int fd, bool busy
 uint32_t yard_http_guard_look(yard_http_guard *g, uint64_t now_us, uint64_t read_timeout_us,
                               uint32_t *n_busy);
 
-/* ---- the server (http.c) -----------------------------------------------------------------------
- */
+/* the server (http.c) */
 
 /* A request that the front works on. */
 typedef struct yard_http_exchange {

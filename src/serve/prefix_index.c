@@ -85,8 +85,6 @@ static uint64_t *set_of(yard_prefix_index *x, uint32_t at, yard_page_claim claim
     return x->sets + ((size_t)at * 2 + claim) * x->n_words;
 }
 
-/* ---- the order of use -------------------------------------------------------------------- */
-
 static void unlink_entry(yard_prefix_index *x, uint32_t at)
 {
     const page_entry *e = &x->entry[at];
@@ -108,8 +106,6 @@ static void touch(yard_prefix_index *x, uint32_t at)
     unlink_entry(x, at);
     link_newest(x, at);
 }
-
-/* ---- the table --------------------------------------------------------------------------- */
 
 static uint32_t home_of(const yard_prefix_index *x, yard_page_hash hash)
 {
@@ -177,8 +173,6 @@ static uint32_t insert(yard_prefix_index *x, yard_page_hash hash)
     return at;
 }
 
-/* ---- pages of an instance ---------------------------------------------------------------- */
-
 /* Last to first, so that the first pages of a chain are forgotten last: without them the others
  * are of no use. */
 void yard_prefix_index_add(yard_prefix_index *x, uint32_t instance, yard_page_claim claim,
@@ -231,8 +225,6 @@ void yard_prefix_index_clear(yard_prefix_index *x, uint32_t instance)
         at = older;
     }
 }
-
-/* ---- the question ------------------------------------------------------------------------ */
 
 /* Instances that were alive and do not have the page at depth end there. Returns whether any is
  * left. */

@@ -44,8 +44,6 @@ struct yard_rpc_call {
     yard_rpc_call *next_ready, *next, **link;
 };
 
-/* ---- calls ------------------------------------------------------------------------------- */
-
 static yard_rpc_call *add_call(yard_rpc *rpc, grpc_call *grpc, uint32_t method)
 {
     yard_rpc_call *c = calloc(1, sizeof(*c));
@@ -224,8 +222,6 @@ static void batch_done(yard_rpc_call *c, yard_rpc_batch batch, bool ok)
     advance(c);
 }
 
-/* ---- new calls of clients ---------------------------------------------------------------- */
-
 void yard_rpc_await_call(yard_rpc *rpc)
 {
     grpc_call_details_init(&rpc->new_details);
@@ -288,8 +284,6 @@ static void take_call(yard_rpc *rpc, bool ok)
         yard_rpc_await_call(rpc);
 }
 
-/* ---- the thread -------------------------------------------------------------------------- */
-
 void *yard_rpc_run(void *arg)
 {
     yard_rpc *rpc = arg;
@@ -315,8 +309,6 @@ void *yard_rpc_run(void *arg)
         pthread_mutex_unlock(&rpc->lock);
     }
 }
-
-/* ---- events ------------------------------------------------------------------------------ */
 
 /* What the last event lent is the call's again: it is free, or has room for the next message. */
 static void return_taken(yard_rpc *rpc)
@@ -439,8 +431,6 @@ void yard_rpc_free_calls(yard_rpc *rpc)
     while (rpc->calls)
         free_call(rpc->calls);
 }
-
-/* ---- what the caller does with calls ----------------------------------------------------- */
 
 yard_rpc_call *yard_rpc_start(yard_rpc *rpc, uint32_t method, uint64_t timeout_us)
 {

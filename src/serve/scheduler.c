@@ -4,8 +4,6 @@
 
 #include "serve/scheduler_impl.h"
 
-/* ---- lists ------------------------------------------------------------------------------- */
-
 static uint32_t slot_of(const yard_scheduler *s, const request *r)
 {
     return (uint32_t)(r - s->requests);
@@ -39,8 +37,6 @@ void yard_list_remove(yard_scheduler *s, request_list *list, request *r)
     *(r->older == YARD_NO_REQUEST ? &list->oldest : &s->requests[r->older].newer) = r->newer;
     *(r->newer == YARD_NO_REQUEST ? &list->newest : &s->requests[r->newer].older) = r->older;
 }
-
-/* ---- create and destroy ------------------------------------------------------------------ */
 
 static yard_status check_config(const yard_scheduler_config *c, yard_error *err)
 {
@@ -102,8 +98,6 @@ void yard_scheduler_destroy(yard_scheduler *s)
     yard_prefix_index_destroy(s->index);
     free(s);
 }
-
-/* ---- submit ------------------------------------------------------------------------------ */
 
 static yard_status add_slots(yard_scheduler *s, yard_error *err)
 {
@@ -182,8 +176,6 @@ uint32_t yard_scheduler_retry_after_s(const yard_scheduler *s)
 
     return seconds < 1 ? 1 : seconds > 60 ? 60 : (uint32_t)(seconds + 0.5);
 }
-
-/* ---- ends and retries -------------------------------------------------------------------- */
 
 /* Takes a request out of its list: out of the queue, or away from its instance. */
 static void detach(yard_scheduler *s, request *r)
@@ -298,8 +290,6 @@ bool yard_scheduler_abort(yard_scheduler *s, uint64_t id)
     end(s, r, YARD_END_ABORTED, r->instance);
     return true;
 }
-
-/* ---- decisions --------------------------------------------------------------------------- */
 
 /* Looks at all requests, but only when one is due: wake_us may be too early, never too late. */
 static void end_overdue(yard_scheduler *s, uint64_t now_us)

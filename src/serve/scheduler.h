@@ -49,7 +49,7 @@ yard_status yard_scheduler_create(yard_scheduler **out, const yard_scheduler_con
                                   yard_error *err);
 void yard_scheduler_destroy(yard_scheduler *s); /* NULL is fine */
 
-/* ---- requests ---------------------------------------------------------------------------- */
+/* requests */
 
 typedef struct yard_scheduler_request {
     uint32_t n_prompt;          /* tokens, at least 1 */
@@ -82,7 +82,7 @@ bool yard_scheduler_failed(yard_scheduler *s, uint64_t id, uint32_t attempt, boo
 /* The client has left. False when the request has ended. */
 bool yard_scheduler_abort(yard_scheduler *s, uint64_t id);
 
-/* ---- instances --------------------------------------------------------------------------- */
+/* instances */
 
 /* An instance serves: it holds no request and no page. It takes max_requests (at least 1) at a
  * time, those of other fronts included. Up again means that it was lost in between. */
@@ -105,7 +105,7 @@ void yard_scheduler_pages_evicted(yard_scheduler *s, uint32_t instance, const ya
 /* Events were missed: forgets what the instance held, until it says so again. */
 void yard_scheduler_pages_unknown(yard_scheduler *s, uint32_t instance);
 
-/* ---- decisions --------------------------------------------------------------------------- */
+/* decisions */
 
 typedef enum yard_action_kind {
     YARD_ACTION_SEND, /* send the request to instance */
@@ -141,7 +141,7 @@ bool yard_scheduler_next(yard_scheduler *s, uint64_t now_us, yard_action *action
  * happened. UINT64_MAX: never. */
 uint64_t yard_scheduler_wake_us(const yard_scheduler *s);
 
-/* ---- for metrics ------------------------------------------------------------------------- */
+/* for metrics */
 
 typedef struct yard_scheduler_stats {
     uint32_t n_queued, n_sent; /* now: waiting here; at an instance */

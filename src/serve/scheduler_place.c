@@ -3,8 +3,6 @@
 
 #include "serve/scheduler_impl.h"
 
-/* ---- work -------------------------------------------------------------------------------- */
-
 static uint64_t expected_output(const yard_scheduler *s, uint32_t max_new_tokens)
 {
     const uint64_t mean = (uint64_t)s->mean_output;
@@ -94,8 +92,6 @@ instance *yard_scheduler_choose(yard_scheduler *s, uint64_t now_us, const reques
     return best.at;
 }
 
-/* ---- the books of an instance ------------------------------------------------------------ */
-
 static uint32_t number_of(const yard_scheduler *s, const instance *x)
 {
     return (uint32_t)(x - s->instances);
@@ -146,8 +142,6 @@ void yard_scheduler_unplace(yard_scheduler *s, request *r)
     s->n_sent--;
     yard_scheduler_unexpect(s, r);
 }
-
-/* ---- what instances say ------------------------------------------------------------------ */
 
 static void hear(instance *x, uint64_t at_us)
 {

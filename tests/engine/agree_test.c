@@ -12,8 +12,6 @@
 
 #include "engine/agree.h"
 
-/* ---- the plan ---------------------------------------------------------------------------- */
-
 static yard_step_plan plan_of(uint32_t n_ranks, uint32_t tp, uint32_t budget,
                               const yard_step_record *records, uint32_t instance)
 {
@@ -149,8 +147,6 @@ static void a_record_is_due_right_after_launch(void **state)
     assert_true(yard_agree_must_post(&a, false, true));
     assert_int_equal(a.step, 2);
 }
-
-/* ---- the model --------------------------------------------------------------------------- */
 
 enum { MAX_R = 3 };
 

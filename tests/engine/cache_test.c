@@ -122,8 +122,6 @@ static void who_is_waited_for_may_go(void **state)
     yard_engine_destroy(engine);
 }
 
-/* ---- choices ----------------------------------------------------------------------------- */
-
 static void choices_share_a_prompt(void **state)
 {
     static const uint32_t n_prompts[] = { 3, 64, 65, 150, 192 };
@@ -186,8 +184,6 @@ static void one_choice_is_aborted(void **state)
     yard_engine_destroy(engine);
 }
 
-/* ---- preemption -------------------------------------------------------------------------- */
-
 static void preemption_changes_nothing(void **state)
 {
     service_request r[5], *some[5];
@@ -223,8 +219,6 @@ static void preemption_changes_nothing(void **state)
     }
 }
 
-/* ---- generated pages --------------------------------------------------------------------- */
-
 /* A second turn that begins with the first one's answer: with the cache on its pages are taken
  * over, in strict mode those of the prompt alone. */
 static void answers_are_reused_unless_strict(void **state)
@@ -252,8 +246,6 @@ static void answers_are_reused_unless_strict(void **state)
         yard_engine_destroy(engine);
     }
 }
-
-/* ---- pages from elsewhere ---------------------------------------------------------------- */
 
 /* Moves what `from` has of the prompt; falsify: other bytes than it has. */
 static void move_pages(yard_engine *from, yard_engine *to, const service_request *r, bool falsify)
@@ -310,8 +302,6 @@ static void pages_move_between_engines(void **state)
     yard_engine_destroy(to);
     yard_engine_destroy(from);
 }
-
-/* ---- log-probabilities ------------------------------------------------------------------- */
 
 typedef struct scores {
     const service_request *r;

@@ -50,8 +50,6 @@ static yard_engine *open_engine(const golden_family *f, yard_engine_config confi
     return engine;
 }
 
-/* ---- logits ------------------------------------------------------------------------------ */
-
 struct logits_check {
     const json_t *rows; /* ascending positions */
     uint32_t row, vocab;
@@ -124,8 +122,6 @@ static void rounded_logits(void **state)
     }
 }
 
-/* ---- greedy ------------------------------------------------------------------------------ */
-
 static uint32_t submit_all(yard_engine *engine, const golden_family *f)
 {
     const uint32_t n = (uint32_t)json_array_size(f->prompts);
@@ -178,8 +174,6 @@ static void exact_greedy(void **state)
         json_decref(f.root);
     }
 }
-
-/* ---- router ------------------------------------------------------------------------------ */
 
 struct router_check {
     const json_t *layers; /* of one prompt */
@@ -262,8 +256,6 @@ static void exact_routes(void **state)
         json_decref(f.root);
     }
 }
-
-/* ---- chunks ------------------------------------------------------------------------------ */
 
 struct recording {
     float *logits;

@@ -6,8 +6,6 @@
 enum { VOCAB = 3584, N_GREEDY = 48 };
 static const float LOGIT_TOLERANCE = 5e-3f, WEIGHT_TOLERANCE = 1e-4f;
 
-/* ---- logits ------------------------------------------------------------------------------ */
-
 struct logits_check {
     const char *name;
     const json_t *rows; /* golden rows, ascending positions */
@@ -68,8 +66,6 @@ static void exact_logits(void **state)
     json_decref(root);
 }
 
-/* ---- greedy ------------------------------------------------------------------------------ */
-
 /* All prompts at once: also proves that requests do not disturb each other. */
 static void exact_greedy(void **state)
 {
@@ -113,8 +109,6 @@ static void exact_greedy(void **state)
     yard_engine_destroy(engine);
     json_decref(root);
 }
-
-/* ---- quantised mode ---------------------------------------------------------------------- */
 
 struct forced {
     const json_t *greedy;
@@ -169,8 +163,6 @@ static void quantised_agreement(void **state)
     yard_engine_destroy(engine);
     json_decref(root);
 }
-
-/* ---- MTP --------------------------------------------------------------------------------- */
 
 struct draft_check {
     const json_t *rows;
@@ -228,8 +220,6 @@ static void exact_drafts(void **state)
     }
     json_decref(root);
 }
-
-/* ---- layers ------------------------------------------------------------------------------ */
 
 static void check_layer(void *ctx, const yard_layer_trace *t)
 {

@@ -57,8 +57,6 @@ static void keep_answers(void)
         memcpy(requests[i].alone, requests[i].answer, sizeof(requests[i].alone));
 }
 
-/* ---- near the bf16 cache ----------------------------------------------------------------- */
-
 /* Products with kv_b round the cached latents of a prompt to FP8 in any case. */
 static void prompts_are_equal(void **state)
 {
@@ -127,8 +125,6 @@ static void generated_tokens_are_near(void **state)
     assert_true(exact[1] <= exact[0]);
 }
 
-/* ---- a checkpoint that is not FP8 --------------------------------------------------------- */
-
 enum { N_SCORED = 100 };
 
 struct scores {
@@ -188,8 +184,6 @@ static void plain_weights_read_rounded_latents(void **state)
     free(chunks.logits);
 }
 
-/* ---- a request alone --------------------------------------------------------------------- */
-
 static void answers_depend_on_nothing_else(void **state)
 {
     enum { N = 4 };
@@ -232,8 +226,6 @@ static void answers_depend_on_nothing_else(void **state)
     }
 }
 
-/* ---- pages ------------------------------------------------------------------------------- */
-
 static void pages_are_another_kind(void **state)
 {
     enum { RANK = 128, ROPE = 32 }; /* of the demo model */
@@ -265,8 +257,6 @@ static void budget_follows(void **state)
     assert_int_equal(plain.weight_bytes, fp8.weight_bytes);
     assert_int_equal(plain.heap_bytes, fp8.heap_bytes);
 }
-
-/* ---- refused ----------------------------------------------------------------------------- */
 
 static void refused(yard_engine_config config, yard_status want, const char *text)
 {

@@ -144,8 +144,6 @@ static void run_to_end(yard_pod *pod, outcome *o, size_t n)
     }
 }
 
-/* ---- answers ----------------------------------------------------------------------------- */
-
 static void answers_are_the_golden_ones(void **state)
 {
     static const struct {
@@ -263,8 +261,6 @@ static void impossible_pods_are_refused(void **state)
     assert_non_null(strstr(err.message, "no-such"));
     yard_pod_destroy(pod);
 }
-
-/* ---- faults ------------------------------------------------------------------------------ */
 
 static uint32_t count_entries(const char *folder)
 {

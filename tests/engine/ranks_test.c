@@ -210,8 +210,6 @@ static void answers_are_the_golden_ones(void **state)
     }
 }
 
-/* ---- preemption -------------------------------------------------------------------------- */
-
 enum { MANY = 4, MANY_NEW = 150 };
 
 typedef struct preemption {
@@ -287,8 +285,6 @@ static void preemption_changes_nothing(void **state)
     munmap(shared, n_bytes);
 }
 
-/* ---- the orderly end --------------------------------------------------------------------- */
-
 /* Each rank has finished when its own requests have ended, and goes on for the others. Its fabric
  * goes only when all are done: a loss would be an error. */
 static void finishing_rank(const yard_fabric_config *base, void *ctx)
@@ -323,8 +319,6 @@ static void a_group_ends_in_order(void **state)
     test_run(4, finishing_rank, &c);
 }
 
-/* ---- aborts ------------------------------------------------------------------------------ */
-
 static void aborting_rank(const yard_fabric_config *base, void *ctx)
 {
     engine_rank r;
@@ -355,8 +349,6 @@ static void aborts_free_what_was_held(void **state)
     (void)state;
     test_run(2, aborting_rank, &c);
 }
-
-/* ---- a lost rank ------------------------------------------------------------------------- */
 
 typedef struct loss {
     engine_case c;
@@ -445,8 +437,6 @@ static void the_rest_joins_a_new_group(void **state)
         test_pipe_close(&l.left);
     }
 }
-
-/* ---- layouts ----------------------------------------------------------------------------- */
 
 static void impossible_layouts_are_refused(void **state)
 {

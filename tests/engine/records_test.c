@@ -115,8 +115,6 @@ static void yield_as(sim_rank *self, waits state)
     self->state = RUNS;
 }
 
-/* ---- the network ------------------------------------------------------------------------- */
-
 static yard_status sim_put(yard_fabric *f, yard_sym dst, const void *src, size_t n_bytes,
                            yard_sym sig, uint64_t value, uint32_t peer)
 {
@@ -151,8 +149,6 @@ static void sim_sleep(yard_fabric *f, yard_sym sig, uint64_t seen, yard_deadline
 static const yard_fabric_ops sim_ops = {
     .name = "simulated", .copies = false, .put_signal = sim_put, .sleep = sim_sleep
 };
-
-/* ---- a rank ------------------------------------------------------------------------------ */
 
 static bool has_work(void *ctx)
 {
@@ -284,8 +280,6 @@ static void *rank_main(void *arg)
     pthread_mutex_unlock(&w->lock);
     return NULL;
 }
-
-/* ---- the explorer ------------------------------------------------------------------------ */
 
 static bool can_run(const world *w, uint32_t rank)
 {

@@ -22,9 +22,6 @@ struct suite {
     void (*change)(ep_case *c);
 };
 
-/* ---- what has to cross --------------------------------------------------------------------------
- */
-
 struct crossing {
     uint64_t n_entries; /* of headers to other ranks */
     uint64_t n_near;    /* rows to ranks of the own node */
@@ -107,9 +104,6 @@ static void check_counts(const case_rank *r, const yard_fabric *f, uint64_t put_
                                     stats.n_output_rows_sent * g->hidden * case_bytes(g->output));
     CHECK(wire.n_put_bytes - put_before == stats.n_wire_bytes);
 }
-
-/* ---- random cases -------------------------------------------------------------------------------
- */
 
 /* Runs a case over a fabric of the test's own; n: what had to cross, may be NULL. */
 static void run_case(const yard_fabric_config *base, ep_case *c, const char *want_transport,
@@ -200,9 +194,6 @@ static void model_sized_rows(void **state)
     test_run(4, run_suite, &suite);
 }
 
-/* ---- what is refused ----------------------------------------------------------------------------
- */
-
 static void refusing_rank(const yard_fabric_config *base, void *ctx)
 {
     ep_case c = case_from_seed(1, base->n_ranks, 60);
@@ -241,9 +232,6 @@ static void what_cannot_be_is_refused(void **state)
     test_run(4, refusing_rank, NULL);
     test_run(2, mixed_configs_rank, NULL);
 }
-
-/* ---- two namespaces -----------------------------------------------------------------------------
- */
 
 enum { PORT = 7118 };
 

@@ -149,8 +149,6 @@ static void uninitialised_configs_are_refused(void **state)
     assert_null(ep);
 }
 
-/* ---- several ranks ----------------------------------------------------------------------- */
-
 /* What differs is named, on all ranks, in one line. */
 static void run_mismatch(const yard_fabric_config *config, void *ctx)
 {
@@ -236,8 +234,6 @@ static void differing_replicas_are_refused(void **state)
     test_run(2, run_replicas, NULL);
     test_run(2, run_replicas, "fewer");
 }
-
-/* ---- borrowed fabrics -------------------------------------------------------------------- */
 
 static yard_fabric *borrowed_fabric(const yard_fabric_config *config, const char *transport)
 {

@@ -63,8 +63,6 @@ static void yield(struct sim_rank *self)
         pthread_cond_wait(&w->turn, &w->lock);
 }
 
-/* ---- the network ------------------------------------------------------------------------- */
-
 static yard_status fly(struct world *w, struct message m)
 {
     if (w->n_flight == MAX_IN_FLIGHT)
@@ -149,8 +147,6 @@ static const yard_fabric_ops sim_ops = { .name = "simulated",
                                          .view = sim_view,
                                          .sleep = sim_sleep,
                                          .wake = sim_wake };
-
-/* ---- the explorer ------------------------------------------------------------------------ */
 
 static bool can_run(const struct world *w, uint32_t rank)
 {

@@ -33,8 +33,6 @@ static void stop_process(pid_t pid)
     assert_true(WIFSTOPPED(status));
 }
 
-/* ---- kill -9 ----------------------------------------------------------------------- */
-
 static void wait_for_rank_2(const yard_fabric_config *config, void *ctx)
 {
     const steps *s = ctx;
@@ -120,8 +118,6 @@ static void killed_at_any_point(void **state)
         steps_close(&s);
     }
 }
-
-/* ---- stopped processes ------------------------------------------------------------- */
 
 static void wait_for_stopped(const yard_fabric_config *config, void *ctx)
 {
@@ -247,8 +243,6 @@ static void late_writes_miss_the_new_group(void **state)
     steps_close(&l.s);
 }
 
-/* ---- during the start --------------------------------------------------------------- */
-
 /* One rank gets no heap: all fail, with its reason. */
 static void have_no_room(const yard_fabric_config *config, void *ctx)
 {
@@ -332,8 +326,6 @@ static void stopped_in_the_start(void **state)
     kill(g.pids[1], SIGKILL);
     assert_int_equal(test_wait_rank(&g, 1), 128 + SIGKILL);
 }
-
-/* ---- leaving ----------------------------------------------------------------------- */
 
 /* What a rank sent before it left counts; then waits for it end at once. */
 static void leave(const yard_fabric_config *config, void *ctx)

@@ -4,9 +4,6 @@
 
 enum { WORDS = 1024, ROWS = 4096, ROW = 1500, N_ROWS = 40, ROUNDS = 20, RANKS = 6, PER_NODE = 3 };
 
-/* ---- one copy for a node ------------------------------------------------------------------------
- */
-
 /* Targets of row i that rank from sends to a node: any but none of its ranks. */
 static uint32_t plan_targets(uint32_t round, uint32_t from, uint32_t node, uint32_t i,
                              uint32_t targets[static PER_NODE])
@@ -96,9 +93,6 @@ static void one_copy_reaches_several_ranks(void **state)
     test_run(RANKS, node_put_rank, NULL);
 }
 
-/* ---- a relay whose program does nothing ---------------------------------------------------------
- */
-
 static void idle_relay_rank(const yard_fabric_config *config, void *ctx)
 {
     const test_pipe *done = ctx;
@@ -138,9 +132,6 @@ static void relays_need_no_call(void **state)
     test_run(RANKS, idle_relay_rank, &done);
     test_pipe_close(&done);
 }
-
-/* ---- relays and sources that go -----------------------------------------------------------------
- */
 
 /* What rank 0 relayed before it left arrives at all targets; then it is gone. */
 static void leaving_rank(const yard_fabric_config *config, void *ctx)
@@ -196,9 +187,6 @@ static void lost_relays_are_named(void **state)
     assert_int_equal(test_wait_rank(&g, 4), 128 + SIGKILL);
     test_wait_all(&g);
 }
-
-/* ---- what is refused, and what is chosen --------------------------------------------------------
- */
 
 static void refusing_rank(const yard_fabric_config *config, void *ctx)
 {

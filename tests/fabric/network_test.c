@@ -60,8 +60,6 @@ static void run_networked(test_rank_fn fn)
     test_pipe_close(&c.plugged);
 }
 
-/* ---- tests ----------------------------------------------------------------------------------- */
-
 static void puts_cross_the_cable(void **state)
 {
     run_networked(traffic_random_rank);

@@ -31,8 +31,6 @@ static struct {
     bool missing, other_build;
 } lib = { .lock = PTHREAD_MUTEX_INITIALIZER, .over = PTHREAD_COND_INITIALIZER };
 
-/* ---- the library ----------------------------------------------------------------------------- */
-
 static bool goes_well(what asked)
 {
     bool well;
@@ -97,8 +95,6 @@ yard_status fake_exchange(yard_fabric *f, const void *mine, size_t n_bytes, void
     memcpy(all, mine, n_bytes);
     return YARD_OK;
 }
-
-/* ---- one rank over it ------------------------------------------------------------------------ */
 
 static yard_fabric *closed_fabric(void)
 {

@@ -25,8 +25,6 @@ static int tcp_rendezvous(char *text, size_t n_text)
     return fd;
 }
 
-/* ---- refusals ---------------------------------------------------------------------- */
-
 /* How one rank differs from the others, and what all of them must say. */
 typedef struct refusal {
     uint32_t odd_rank;
@@ -171,8 +169,6 @@ static void two_rank_zeros(void **state)
     test_pipe_close(&steps[0]);
     test_pipe_close(&steps[1]);
 }
-
-/* ---- missing ranks, wrong secrets -------------------------------------------------- */
 
 /* Of rank 0, for the ranks that do come; they wait for its word. */
 enum { MISSING_US = 5000000 };
@@ -337,8 +333,6 @@ static void early_death_ends_the_start(void **state)
     assert_int_equal(test_wait_rank(&g, 1), 128 + SIGKILL);
     test_wait_all(&g);
 }
-
-/* ---- over TCP ---------------------------------------------------------------------- */
 
 static void meet_at(const yard_fabric_config *config, void *ctx)
 {

@@ -2,8 +2,6 @@
  * ctest: sanitize */
 #include "traffic.h"
 
-/* ---- two ranks --------------------------------------------------------------------- */
-
 static void ping_pong(const yard_fabric_config *config, void *ctx)
 {
     enum { N_ROUNDS = 2000, DATA = 1024, SIG = 0 };
@@ -79,8 +77,6 @@ static void topology_is_told(void **state)
 {
     test_run(3, describe, NULL);
 }
-
-/* ---- one rank: checks and self puts ------------------------------------------------ */
 
 static yard_fabric *alone(size_t heap_bytes)
 {
@@ -180,8 +176,6 @@ static void copies_every_length(void **state)
     }
     yard_fabric_destroy(f);
 }
-
-/* ---- many ranks -------------------------------------------------------------------- */
 
 static uint64_t next_random(uint64_t *state)
 {
@@ -324,8 +318,6 @@ static void ranks_128(void **state)
     test_run(128, hello_all, NULL);
 }
 
-/* ---- several fabrics in one process, ranks as threads ------------------------------ */
-
 enum { N_THREADS = 3, N_GROUPS = 2 };
 
 typedef struct thread_rank {
@@ -376,8 +368,6 @@ static void several_fabrics_in_one_process(void **state)
 
     run_threads(&t);
 }
-
-/* ---- nothing is left behind -------------------------------------------------------- */
 
 /* Entries with the word in their names. */
 static int count_entries(const char *path, const char *word)

@@ -6,9 +6,6 @@
 
 #include "fabric/tcp.h"
 
-/* ---- a rank that breaks the protocol ------------------------------------------------------------
- */
-
 enum { HEAP = 8192, N_HOSTILE = 12 };
 
 typedef struct hostile_bytes {
@@ -95,9 +92,6 @@ static void broken_frames_end_the_connection(void **state)
     for (uint32_t kind = 0; kind < N_HOSTILE; kind++)
         test_run(2, hostile_rank, &kind);
 }
-
-/* ---- strangers at the door ----------------------------------------------------------------------
- */
 
 static bool owns_socket(pid_t pid, unsigned long inode)
 {

@@ -43,7 +43,7 @@ static inline uint64_t traffic_random(uint64_t *state)
     return traffic_mix((*state)++);
 }
 
-/* ---- random puts, checked byte by byte -------------------------------------------------- */
+/* random puts, checked byte by byte */
 
 enum {
     TRAFFIC_LANE = 65536, /* landing bytes per source, staging bytes per destination */
@@ -149,7 +149,7 @@ static inline void traffic_random_puts(void **state)
         test_run(n, traffic_random_rank, NULL);
 }
 
-/* ---- a receiver that is not there ------------------------------------------------------------ */
+/* a receiver that is not there */
 
 enum { TRAFFIC_FLOOD = 4 << 20, TRAFFIC_FLOOD_PUTS = 32 };
 
@@ -210,7 +210,7 @@ static inline void traffic_polled_words_move(void **state)
     test_run(2, traffic_poll_rank, NULL);
 }
 
-/* ---- ranks that go --------------------------------------------------------------------------- */
+/* ranks that go */
 
 /* What a rank put before it left arrives; then it is gone. */
 static inline void traffic_leave_rank(const yard_fabric_config *config, void *ctx)
@@ -367,7 +367,7 @@ static inline void traffic_stopped_rank_times_out(void **state)
     test_pipe_close(&s.timed_out);
 }
 
-/* ---- nothing is left behind ------------------------------------------------------------------ */
+/* nothing is left behind */
 
 static uint32_t traffic_count(const char *folder)
 {

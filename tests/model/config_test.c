@@ -390,8 +390,6 @@ static void newer_rope_spelling(void **state)
     free(text);
 }
 
-/* ---- the other families ------------------------------------------------------------------ */
-
 static void load_seed(yard_model_config *c, const char *name)
 {
     struct warnings warnings = { 0 };

@@ -63,8 +63,6 @@ static void families_too(void **state)
     }
 }
 
-/* ---- sampling ---------------------------------------------------------------------------- */
-
 enum { ROWS = 3 };
 
 typedef struct sampled {
@@ -146,8 +144,6 @@ static void sampling_sees_lists(void **state)
         assert_int_equal(want.finite[i], 1);
     }
 }
-
-/* ---- refusals ---------------------------------------------------------------------------- */
 
 static yard_status refuse(yard_model_options options, char *message)
 {

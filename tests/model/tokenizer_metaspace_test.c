@@ -52,8 +52,6 @@ static yard_tokenizer *parse_good(json_t *root)
     return tok;
 }
 
-/* ---- golden ------------------------------------------------------------------------------ */
-
 static void check_entry(const yard_tokenizer *tok, const char *spelling, const json_t *entry)
 {
     const json_t *text = json_object_get(entry, "text"), *want = json_object_get(entry, spelling);
@@ -103,8 +101,6 @@ static void golden_strings(void **state)
     }
     json_decref(values);
 }
-
-/* ---- rules ------------------------------------------------------------------------------- */
 
 /* 256 bytes as ids 3.., then a few tokens; merges are given as text, as older files have them. */
 static json_t *small_file(void)
@@ -227,8 +223,6 @@ static void decoding(void **state)
     yard_text_stream_destroy(stream);
     yard_tokenizer_free(tok);
 }
-
-/* ---- refused ----------------------------------------------------------------------------- */
 
 static void refusals(void **state)
 {

@@ -85,8 +85,6 @@ static void check_encode(const yard_tokenizer *tok, const char *text, bool added
     check_encode_bytes(tok, text, strlen(text), added, want);
 }
 
-/* ---- golden ------------------------------------------------------------------------------ */
-
 static void check_golden(const yard_tokenizer *tok, const json_t *entry, const char *member,
                          bool added)
 {
@@ -153,8 +151,6 @@ static void demo_facts(void **state)
     assert_non_null(yard_tokenizer_chat_template(tok));
     yard_tokenizer_free(tok);
 }
-
-/* ---- properties -------------------------------------------------------------------------- */
 
 /* Characters from where the patterns and the added tokens make differences. */
 static size_t random_text(char *out, uint32_t n_parts)
@@ -305,8 +301,6 @@ static void decode_shows_bad_bytes(void **state)
     yard_tokenizer_free(tok);
 }
 
-/* ---- features ---------------------------------------------------------------------------- */
-
 #define ADDED(id, text, flags) "{\"id\":" #id ",\"content\":\"" text "\"" flags "}"
 #define SPLIT(pattern)                                                                             \
     "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":"        \
@@ -393,8 +387,6 @@ static void plain_ignores_added_tokens(void **state)
     check_encode(tok, "<x>", false, "60 120 62");
     yard_tokenizer_free(tok);
 }
-
-/* ---- refused files ----------------------------------------------------------------------- */
 
 static const struct refusal {
     const char *member, *value;

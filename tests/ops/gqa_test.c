@@ -108,8 +108,6 @@ static void attend(const struct scene *s, yard_stream stream, yard_rows y)
                                                              .y = y });
 }
 
-/* ---- reference --------------------------------------------------------------------------- */
-
 static double cached(const struct scene *s, int32_t seq, int32_t p, uint32_t c)
 {
     const yard_rows rows = { .dtype = s->cache.dtype, .ld = s->cache.width, .data = s->cache.data };
@@ -178,8 +176,6 @@ static void check_row(const struct scene *s, yard_rows y, uint32_t row, uint32_t
         assert_near(s, "gqa_attend", rows_value(y, row, (size_t)head * n + c), want);
     }
 }
-
-/* ---- tests ------------------------------------------------------------------------------- */
 
 static void one_shape(yard_stream *streams, uint32_t n_streams, struct shape h, yard_dtype dtype,
                       uint64_t seed)

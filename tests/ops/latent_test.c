@@ -93,8 +93,6 @@ static void append(yard_stream stream, const struct scene *s, yard_kv_layer cach
                                      .ue8m0 = ue8m0 });
 }
 
-/* ---- the format, written once more ------------------------------------------------------- */
-
 static double code_value(uint8_t code) /* not of a NaN */
 {
     const int exponent = code >> 3 & 15, fraction = code & 7;
@@ -129,8 +127,6 @@ static float scale_for(float amax, bool ue8m0)
         ;
     return scale;
 }
-
-/* ---- append ------------------------------------------------------------------------------ */
 
 static void check_plain_row(const struct scene *s, uint32_t i, yard_dtype dtype, const void *row)
 {
@@ -250,8 +246,6 @@ static void published_size(void **state)
     assert_int_equal(yard_latent_row_of(YARD_BF16, 512, 64).n_bytes, 1152);
     assert_int_equal(yard_latent_row_of(YARD_F32, 512, 64).n_bytes, 2304);
 }
-
-/* ---- attention --------------------------------------------------------------------------- */
 
 /* A bf16 cache of what an FP8 one says. */
 static yard_kv_layer widened(const struct scene *s, const yard_kv_layer *fp8)

@@ -438,8 +438,6 @@ static void table(void **state)
     close_variants(streams, n_streams);
 }
 
-/* ---- per-head products ----------------------------------------------------------------------- */
-
 struct head_shape {
     uint32_t n_heads, nope, v, rank;
 };

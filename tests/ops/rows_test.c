@@ -215,8 +215,6 @@ static void exponential(void **state)
     assert_true(isnan(yard_cpu_exp(NAN)));
 }
 
-/* ---- routing ----------------------------------------------------------------------------- */
-
 /* The choice by sorting: groups by value, then experts by choice, lower index first. */
 static void score_naively(const yard_moe_route_args *a, uint32_t row, float *score)
 {

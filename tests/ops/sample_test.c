@@ -49,8 +49,6 @@ static int32_t sample_plain(const yard_sample_params *params, uint64_t position,
     return sample(&row, logits, n_vocab);
 }
 
-/* ---- the slow definition --------------------------------------------------------------- */
-
 typedef struct ranked {
     double logit, p;
     uint32_t id;

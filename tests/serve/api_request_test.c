@@ -173,8 +173,6 @@ static void tokenize_and_detokenize(void **state)
     refuse(DETOKENIZE, "{\"tokens\":[1.5]}", "tokens", NULL);
 }
 
-/* ---- wrong types ------------------------------------------------------------------------- */
-
 enum { STRING = 1, INTEGER = 2, REAL = 4, BOOL = 8, ARRAY = 16, OBJECT = 32 };
 
 static const struct {

@@ -115,8 +115,7 @@ static const yard_link_ops fake_ops = { .open = fake_open,
                                         .generate = fake_generate,
                                         .abort = fake_abort };
 
-/* ---- what pods say -----------------------------------------------------------------------------
- */
+/* what pods say */
 
 static yard_link_event *fake_say(uint32_t link, yard_link_event_kind kind)
 {

@@ -11,9 +11,6 @@
 
 enum { MAX_ANSWERS = 64, SECOND_US = 1000000 };
 
-/* ---- a client ----------------------------------------------------------------------------------
- */
-
 typedef struct client {
     int status; /* 0: none yet */
     uint32_t retry_after_s, n_events;
@@ -56,9 +53,6 @@ static bool on_events(void *ctx, const yard_front_summary *summary, const yard_a
 }
 
 static const yard_front_sink sink = { on_answer, on_events };
-
-/* ---- the stage ---------------------------------------------------------------------------------
- */
 
 typedef struct stage {
     yard_front *front;
@@ -220,9 +214,6 @@ static const char chat[] =
 static const char chat_stream[] = "{\"model\":\"demo\",\"stream\":true,\"messages\":[{\"role\":"
                                   "\"user\",\"content\":\"Hi\"}],\"stream_options\":"
                                   "{\"include_usage\":true}}";
-
-/* ---- answers -----------------------------------------------------------------------------------
- */
 
 static void a_whole_answer(void **state)
 {
@@ -442,9 +433,6 @@ static void tokens_and_back(void **state)
     close_stage(s);
 }
 
-/* ---- refusals ----------------------------------------------------------------------------------
- */
-
 static void refusals(void **state)
 {
     stage *s = open_stage(1, NULL, 1);
@@ -514,9 +502,6 @@ static void a_long_body_is_read_beside(void **state)
     free(body);
     close_stage(s);
 }
-
-/* ---- bad days ----------------------------------------------------------------------------------
- */
 
 static void a_lost_engine(void **state)
 {

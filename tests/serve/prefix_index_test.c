@@ -126,8 +126,6 @@ static void bad_sizes_are_refused(void **state)
     yard_prefix_index_destroy(NULL);
 }
 
-/* ---- against sets kept by hand ----------------------------------------------------------- */
-
 enum { N_INSTANCES = 67, N_PAGES = 40 };
 
 static void random_events(uint32_t seed)

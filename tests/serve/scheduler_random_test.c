@@ -73,8 +73,6 @@ static uint32_t pages_of(const model_request *r)
     return (r->n_prompt - 1) / YARD_PAGE_TOKENS;
 }
 
-/* ---- what the model expects -------------------------------------------------------------- */
-
 static bool takes_requests(const world *w, const model_instance *x)
 {
     uint32_t n = x->report.n_requests;
@@ -220,8 +218,6 @@ static model_request *find(world *w, uint64_t id)
     return NULL;
 }
 
-/* ---- decisions --------------------------------------------------------------------------- */
-
 static void check_end(world *w, const yard_action *a)
 {
     model_request *r = find(w, a->id);
@@ -268,8 +264,6 @@ static void take_actions(world *w)
         CHECK(w, w->requests[i].at == ENDED ||
                      yard_scheduler_wake_us(w->s) <= w->requests[i].deadline_us);
 }
-
-/* ---- events ------------------------------------------------------------------------------ */
 
 static void submit(world *w)
 {
@@ -452,8 +446,6 @@ static void happen(world *w)
         w->now_us += any(w, 30);
     }
 }
-
-/* ---- a life ------------------------------------------------------------------------------ */
 
 /* Whatever is left ends too, once the instances are gone and the clients as well. */
 static void wind_up(world *w, yard_scheduler_stats *sum)

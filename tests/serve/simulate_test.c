@@ -14,8 +14,6 @@ static uint32_t n_seeds = 10;
 typedef enum policy { OURS, ROUND_ROBIN, RANDOM, AFFINITY, N_POLICIES } policy;
 static const char *const policy_names[] = { "switchyard", "round-robin", "random", "affinity" };
 
-/* ---- one run ----------------------------------------------------------------------------- */
-
 typedef struct run {
     policy policy;
     sim_request requests[TRACE_REQUESTS];
@@ -149,8 +147,6 @@ static void start_scheduler(run *w)
     for (uint32_t at = 0; at < SIM_INSTANCES; at++)
         yard_scheduler_instance_up(w->s, 0, at, SIM_SLOTS);
 }
-
-/* ---- what is measured -------------------------------------------------------------------- */
 
 typedef struct result {
     double p50_ms, p99_ms; /* time to first token, over all seeds */

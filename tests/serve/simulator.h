@@ -87,7 +87,7 @@ static yard_page_hash sim_hash(const sim_request *r, uint32_t page_idx)
     return (yard_page_hash){ { x ^ x >> 31, owner << 20 | page_idx } };
 }
 
-/* ---- pages ------------------------------------------------------------------------------- */
+/* pages */
 
 static uint32_t *sim_bucket(sim_instance *x, yard_page_hash hash)
 {
@@ -169,7 +169,7 @@ static uint32_t sim_take_page(sim_group *g, uint32_t at)
     return p;
 }
 
-/* ---- a request --------------------------------------------------------------------------- */
+/* a request */
 
 static void sim_group_init(sim_group *g, sim_request *requests, const sim_listener *listener)
 {
@@ -269,7 +269,7 @@ static void sim_finish(sim_group *g, sim_request *r)
         g->listener.finished(g->listener.ctx, r);
 }
 
-/* ---- a step ------------------------------------------------------------------------------ */
+/* a step */
 
 /* What each request gets in the step that runs. */
 typedef struct sim_plan {

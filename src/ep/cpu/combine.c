@@ -14,8 +14,6 @@ static const uint8_t *result_row(const yard_ep *ep, const void *expert_y, int32_
     return (const uint8_t *)expert_y + (size_t)row * row_bytes;
 }
 
-/* ---- send -------------------------------------------------------------------------------- */
-
 /* The ranks that have an expert of the token, ascending, each once. */
 static uint32_t ranks_of(const yard_ep *ep, const int32_t *expert,
                          uint32_t ranks[static YARD_EP_MAX_TOP_K])
@@ -84,8 +82,6 @@ static yard_status put_result(yard_ep_round *round, uint32_t owner, uint32_t t, 
     return yard_ep_put(ep, landing_at(round, t, slot), src, result_bytes(ep),
                        round->heap.sig_results + ep->rank * 8, 1, owner);
 }
-
-/* ---- results in place: a list of rows instead of the rows ---- */
 
 static int32_t *list_at(const yard_ep_round *round, yard_sym lists, uint32_t rank)
 {
@@ -235,8 +231,6 @@ yard_status yard_ep_cpu_combine_send(yard_ep_round *round, const void *expert_y,
     round->state = ROUND_COMBINE_SENT;
     return YARD_OK;
 }
-
-/* ---- receive ----------------------------------------------------------------------------- */
 
 /* One signal for each row, or one for a list. */
 static void count_result(yard_ep_round *round, uint32_t s)

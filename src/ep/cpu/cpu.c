@@ -3,8 +3,6 @@
 
 #include "ep/ep_impl.h"
 
-/* ---- heap -------------------------------------------------------------------------------- */
-
 static yard_sym take(yard_sym *at, size_t n_bytes)
 {
     const yard_sym place = *at;
@@ -48,8 +46,6 @@ static size_t heap_bytes(const yard_ep *ep, bool copies)
         lay_out_round(ep, copies, &at, &unused);
     return at;
 }
-
-/* ---- open -------------------------------------------------------------------------------- */
 
 /* Called twice: to measure, then to place. */
 static void lay_out_memory(yard_ep *ep, yard_arena *arena)

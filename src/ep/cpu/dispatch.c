@@ -2,8 +2,6 @@
  * one of its experts; a header per destination tells which tokens come and their experts. */
 #include "ep/ep_impl.h"
 
-/* ---- send -------------------------------------------------------------------------------- */
-
 /* The ids of one token. A repeated id would bring more rows than capacities count: min(top_k,
  * local) of a token. used holds, for each expert, the number of the token that named it last. */
 static yard_status check_experts(yard_ep *ep, const int32_t *expert, uint32_t t)
@@ -235,8 +233,6 @@ yard_status yard_ep_cpu_dispatch_send(yard_ep_round *round, const void *x, const
     round->state = ROUND_DISPATCH_SENT;
     return YARD_OK;
 }
-
-/* ---- receive ----------------------------------------------------------------------------- */
 
 static const ep_header *header_of(const yard_ep_round *round, uint32_t source)
 {

@@ -46,8 +46,6 @@ typedef struct nvlink {
 
 enum { FILE_BYTES = 64 };
 
-/* ---- driver ------------------------------------------------------------------------------- */
-
 static yard_status find_functions(driver *cu, yard_error *err)
 {
     const struct {
@@ -98,8 +96,6 @@ static CUmemAllocationProp properties(const nvlink *n)
 
     return p;
 }
-
-/* ---- mapping ------------------------------------------------------------------------------ */
 
 static yard_status map_heap(const nvlink *n, mapping *m, const char *whose, yard_error *err)
 {
@@ -189,8 +185,6 @@ static yard_status import_heaps(yard_fabric *f, nvlink *n, yard_error *err)
     }
     return YARD_OK;
 }
-
-/* ---- the transport -------------------------------------------------------------------------- */
 
 static yard_status find_device(nvlink *n, yard_error *err)
 {

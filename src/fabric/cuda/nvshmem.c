@@ -36,8 +36,6 @@ static struct {
     bool broken; /* a call never came back, or a rank was lost */
 } world = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-/* ---- calls with a deadline ------------------------------------------------------------------ */
-
 typedef enum what { START, ALLOCATE, RELEASE } what;
 static const char *const what_text[] = { "start", "memory", "free" };
 
@@ -121,9 +119,6 @@ static yard_status run_bounded(const call *wanted, uint64_t timeout_us, call *re
     free(c);
     return YARD_OK;
 }
-
-/* ---- the library ------------------------------------------------------------------------------
- */
 
 /* Beside the file that this code is in: where a build leaves it, and where it is installed. */
 static void *open_beside(void)
@@ -214,8 +209,6 @@ static void describe_network(yard_fabric *f)
              : transport              ? transport
                                       : "ibrc");
 }
-
-/* ---- start ---------------------------------------------------------------------------------- */
 
 /* What each rank tells the others before NVSHMEM starts. */
 typedef struct greeting {

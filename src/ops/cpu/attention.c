@@ -79,8 +79,6 @@ void yard_cpu_softmax_finish(const cpu_kernels *k, cpu_scratch *scratch, uint32_
     k->scale(scratch->acc + (size_t)m * n_v, n_v, 1.0f / scratch->sum[m]);
 }
 
-/* ---- absorbed form ----------------------------------------------------------------------- */
-
 enum { MAX_TASK_HEADS = 16 };
 
 struct decode_job {
@@ -149,8 +147,6 @@ void yard_cpu_mla_decode(yard_stream s, const yard_mla_decode_args *a)
     job.tasks_per_row = yard_ceil_div(a->n_heads, job.heads_per_task);
     yard_pool_run(s->pool, decode_task, &job, n_rows * job.tasks_per_row);
 }
-
-/* ---- multi-head form --------------------------------------------------------------------- */
 
 /* Consecutive rows of one sequence: queries at positions first_position, first_position + 1, .. */
 struct span {

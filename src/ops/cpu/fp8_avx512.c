@@ -26,8 +26,6 @@ void yard_cpu_codes_to_bf16_avx512(const uint8_t *codes, uint32_t n, uint16_t *d
     }
 }
 
-/* ---- few rows: weights are decoded in registers -------------------------------------------- */
-
 INLINE void few_group(const fp8_dot_args *a, const code_tables *t, const uint8_t *w, uint32_t k,
                       int mx, int nw, __m512 lane[FEW_ROWS][TILE_W])
 {
@@ -84,8 +82,6 @@ INLINE void few_rows(const fp8_dot_args *a, const code_tables *t, int mx, int nw
     for (; n < a->n_w; n++)
         few_tile(a, t, n, mx, 1);
 }
-
-/* ---- many rows: a panel of weights is decoded into the first cache -------------------------- */
 
 /* What scratch holds. */
 typedef struct panel {

@@ -17,8 +17,6 @@ static yard_rows cached_row(const yard_kv_layer *cache, const yard_batch *b, uin
                                                   position_in_page) };
 }
 
-/* ---- append ------------------------------------------------------------------------------ */
-
 struct append_job {
     yard_stream s;
     const yard_gqa_append_kv_args *a;
@@ -50,8 +48,6 @@ void yard_cpu_gqa_append_kv(yard_stream s, const yard_gqa_append_kv_args *a)
 
     yard_pool_run(s->pool, append_row, &job, (uint32_t)*a->batch->n_tokens);
 }
-
-/* ---- attention --------------------------------------------------------------------------- */
 
 struct attend_job {
     yard_stream s;

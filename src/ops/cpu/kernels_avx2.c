@@ -15,8 +15,6 @@ INLINE __m256i lane_mask(uint32_t n)
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
-/* ---- columns --------------------------------------------------------------------------- */
-
 enum {
     AXPY_ROWS = 4,
     AXPY_SUMS = 8,    /* vectors: enough for both units */
@@ -115,8 +113,6 @@ void yard_cpu_scale_avx2(float *acc, uint32_t n, float f)
     for (; i < n; i++)
         acc[i] *= f;
 }
-
-/* ---- rows ------------------------------------------------------------------------------ */
 
 float yard_cpu_sum_squares_avx2(const float *x, uint32_t n)
 {

@@ -10,8 +10,6 @@
 
 enum { TILE_X = 3, TILE_W = 4 };
 
-/* ---- dot products ---------------------------------------------------------------------- */
-
 /* acc[m][n] += x[m] . w[n] over [k, end); mx and nw are compile-time constants. */
 INLINE void dot_span(const dot_args *a, const float *x, const float *w, uint32_t k, uint32_t end,
                      int mx, int nw, __m512 acc[TILE_X][TILE_W])
@@ -104,8 +102,6 @@ static void dot(const dot_args *a)
     for (uint32_t n = 0; n < a->n_w; n += PANEL_ROWS)
         dot_block(a, n, a->n_w - n < PANEL_ROWS ? a->n_w - n : PANEL_ROWS);
 }
-
-/* ---- stored weights -------------------------------------------------------------------- */
 
 /* A STEP of stored elements in pairs: odd, even, odd, even. */
 typedef struct pairs {
@@ -319,8 +315,6 @@ static void raw_dot(const raw_dot_args *a)
         raw_dot_dtype(a, YARD_F32);
     }
 }
-
-/* ---- columns --------------------------------------------------------------------------- */
 
 /* acc[m, c .. c + 16 nc) over all r; the last vector has only the columns of its mask. */
 INLINE void axpy_tile(const float *x, size_t x_ld, int mx, const float *w, size_t w_ld,

@@ -50,8 +50,6 @@ yard_status yard_cpu_download(yard_stream s, void *host, const void *from, size_
     return YARD_OK;
 }
 
-/* ---- weights --------------------------------------------------------------------------------- */
-
 /* Copies of stacked matrices, n_bytes each; none where there is one part to a matrix. */
 struct yard_prepared {
     size_t values_bytes, scale_bytes;

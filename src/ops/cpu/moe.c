@@ -3,8 +3,6 @@
 
 #include "ops/cpu/cpu.h"
 
-/* ---- router ------------------------------------------------------------------------------ */
-
 struct route_job {
     yard_stream s;
     const yard_moe_route_args *a;
@@ -151,8 +149,6 @@ void yard_cpu_moe_route(yard_stream s, const yard_moe_route_args *a)
 
     yard_pool_run(s->pool, route_row, &job, (uint32_t)*a->n_rows);
 }
-
-/* ---- local dispatch and combine ------------------------------------------------------------ */
 
 struct scatter_job {
     const yard_moe_scatter_args *a;

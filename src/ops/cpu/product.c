@@ -195,8 +195,6 @@ void yard_cpu_product(const cpu_kernels *k, cpu_scratch *scratch, const product_
         product_many(k, scratch, a);
 }
 
-/* ---- linear and grouped linear ----------------------------------------------------------- */
-
 /* A task is a range of output columns of one group: so many that laying out its rows of x costs
  * little, so few that all threads have work. */
 enum { MIN_TASK_COLUMNS = 32, TASKS_PER_THREAD = 8 };
@@ -315,8 +313,6 @@ void yard_cpu_grouped_linear(yard_stream s, const yard_grouped_linear_args *a)
 
     run_groups(&job, a->n_groups);
 }
-
-/* ---- one product per head ---------------------------------------------------------------- */
 
 struct head_job {
     yard_stream s;

@@ -3,8 +3,6 @@
 
 #include "ops/cpu/cpu.h"
 
-/* ---- reading and writing ----------------------------------------------------------------- */
-
 static const void *row_at(yard_rows x, size_t row, size_t col)
 {
     return (const uint8_t *)x.data + (row * x.ld + col) * yard_dtype_bytes(x.dtype);
@@ -91,8 +89,6 @@ static void emit(const cpu_kernels *k, const yard_out *y, size_t row, uint32_t n
                              y->quant.scale + scale_at(y->quant, row, 0));
     }
 }
-
-/* ---- one task a row ---------------------------------------------------------------------- */
 
 struct job {
     yard_stream s;
@@ -237,8 +233,6 @@ void yard_cpu_select_rows(yard_stream s, const yard_select_rows_args *a)
         memcpy(a->out + (size_t)i * a->n_cols, a->x + (size_t)a->index[i] * a->n_cols,
                a->n_cols * sizeof(float));
 }
-
-/* ---- rotary embedding and the latent cache ----------------------------------------------- */
 
 /* Angles in double: at position 100,000 an f32 angle is off by several thousandths. */
 void yard_cpu_turns(const yard_rope *rope, int32_t position, float *turns)

@@ -94,8 +94,6 @@ static yard_engine_config config_of(yard_numeric_mode mode, const char *device, 
     return config;
 }
 
-/* ---- logits ------------------------------------------------------------------------------ */
-
 typedef struct score {
     const prompt *p;
     uint32_t vocab, row;
@@ -162,8 +160,6 @@ static void print_score(const char *name, const score *s)
            name, s->n_same, s->n_rows, 100.0 * s->n_same / s->n_rows, s->n_forced_same, s->n_forced,
            100.0 * s->n_forced_same / s->n_forced, (double)s->worst);
 }
-
-/* ---- greedy ids -------------------------------------------------------------------------- */
 
 typedef struct ids {
     int32_t of[MAX_PROMPTS][N_GREEDY];
@@ -235,8 +231,6 @@ static uint32_t count_golden(const test *t, const ids *a)
                      t->prompts[i].n_greedy * sizeof(int32_t));
     return n;
 }
-
-/* ---- cases ------------------------------------------------------------------------------- */
 
 static ids together, alone;
 
