@@ -257,16 +257,18 @@ static void take_event(yard_front *front, uint64_t now_us, yard_front_pod *pod,
         return;
     }
     if (e->kind == YARD_LINK_PAUSED) {
-        for (uint32_t i = 0; i < pod->about.n_instances; i++)
+        for (uint32_t i = 0; i < pod->about.n_instances; i++) {
+            pod->instance[i].paused = true;
             yard_scheduler_instance_paused(front->scheduler, first_instance(front, pod) + i);
+        }
         return;
     }
     if (e->instance >= pod->about.n_instances)
         return;
     switch (e->kind) {
     case YARD_LINK_REPORT:
-        pod->instance[e->instance].report = e->report;
-        pod->instance[e->instance].heard_us = now_us;
+        pod->instance[e->instance] =
+            (yard_front_instance){ .up = true, .report = e->report, .heard_us = now_us };
         yard_scheduler_report(front->scheduler, now_us, at, &e->report);
         break;
     case YARD_LINK_PAGES_ADDED:

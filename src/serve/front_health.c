@@ -6,10 +6,10 @@
 
 enum { STUCK_US = 2000000 };
 
-/* An engine that is silent may be as stuck as one that says so. */
+/* An engine that is silent may be as stuck as one that says so, unless it said that it would be. */
 static uint64_t step_age(const yard_front_instance *x, uint64_t now_us)
 {
-    const uint64_t silent_us = now_us > x->heard_us ? now_us - x->heard_us : 0;
+    const uint64_t silent_us = now_us > x->heard_us && !x->paused ? now_us - x->heard_us : 0;
 
     return silent_us > STUCK_US ? silent_us + x->report.step_age_us : x->report.step_age_us;
 }

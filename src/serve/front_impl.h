@@ -150,6 +150,7 @@ yard_front_job *yard_front_reader_take(yard_front_reader *r);
 
 typedef struct yard_front_instance {
     bool up;
+    bool paused; /* it ends or forms again: no report is due */
     yard_engine_report report;
     uint64_t heard_us;
 } yard_front_instance;
