@@ -110,8 +110,8 @@ typedef struct yard_front_health {
     uint32_t n_jobs, n_queued;
     uint64_t
         step_age_us; /* the largest of all instances: since the last step while there is work */
-    bool stuck;      /* an instance has work and has not finished a step, or said so, for 2 s; of one
-                        that drains nothing is expected */
+    bool stuck; /* an instance has work and has not finished a step, or said so, for 2 s; of one
+                   that drains nothing is expected */
 } yard_front_health;
 
 void yard_front_get_health(const yard_front *front, uint64_t now_us, yard_front_health *out);

@@ -23,7 +23,7 @@ typedef struct client {
 } client;
 
 static inline void on_answer(void *ctx, const yard_front_summary *summary, const yard_api_out *body,
-                      uint32_t retry_after_s)
+                             uint32_t retry_after_s)
 {
     client *c = ctx;
 
@@ -35,7 +35,8 @@ static inline void on_answer(void *ctx, const yard_front_summary *summary, const
     c->text = strndup(body->bytes, body->n_bytes);
 }
 
-static inline bool on_events(void *ctx, const yard_front_summary *summary, const yard_api_out *events)
+static inline bool on_events(void *ctx, const yard_front_summary *summary,
+                             const yard_api_out *events)
 {
     client *c = ctx;
 
@@ -124,7 +125,7 @@ static inline client *last(stage *s)
 
 /* The ids of a text, as one event of one choice. */
 static inline yard_link_tokens *say(stage *s, uint32_t link, uint32_t sent, uint32_t choice,
-                             const char *text, yard_finish finish)
+                                    const char *text, yard_finish finish)
 {
     int32_t *ids = NULL;
     size_t n = 0;
@@ -203,7 +204,8 @@ static inline char *joined(const char *stream, long long index, const char *key)
     return out;
 }
 
-static inline void expect_joined(const char *stream, long long index, const char *key, const char *want)
+static inline void expect_joined(const char *stream, long long index, const char *key,
+                                 const char *want)
 {
     char *got = joined(stream, index, key);
 
