@@ -10,15 +10,26 @@
 
 enum { LANES = 8 };
 
+enum { STEP = 32 }; /* codes looked at together */
+
+/* Widening takes NaN for 480. */
+INLINE bool has_nan(const uint8_t *codes)
+{
+    const __m256i nan = _mm256_set1_epi8(0x7f);
+    const __m256i c = _mm256_loadu_si256((const __m256i *)(const void *)codes);
+
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_and_si256(c, nan), nan)) != 0;
+}
+
 static void decode_fp8(const uint8_t *src, uint32_t n, float *dst)
 {
     const __m256 factor = _mm256_set1_ps(FP8_FACTOR);
     uint32_t i = 0;
 
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(dst + i, _mm256_mul_ps(widen_fp8(src + i), factor));
-    for (; i < n; i++)
-        dst[i] = yard_f32_from_e4m3(src[i]);
+    for (; i + STEP <= n && !has_nan(src + i); i += STEP)
+        for (uint32_t k = i; k < i + STEP; k += LANES)
+            _mm256_storeu_ps(dst + k, _mm256_mul_ps(widen_fp8(src + k), factor));
+    yard_convert_c.decode(YARD_FP8_E4M3, src + i, n - i, dst + i);
 }
 
 static void decode(yard_dtype dtype, const void *src, uint32_t n, float *dst)
@@ -164,10 +175,11 @@ static void widen_fp8_row(const uint8_t *codes, uint32_t n, float scale, float *
     const __m256 factor = _mm256_set1_ps(FP8_FACTOR * scale);
     uint32_t i = 0;
 
-    for (; i + 8 <= n; i += 8) {
-        const __m256i rounded = round_bits(_mm256_mul_ps(widen_fp8(codes + i), factor));
-        _mm256_storeu_ps(dst + i, _mm256_castsi256_ps(_mm256_slli_epi32(rounded, 16)));
-    }
+    for (; i + STEP <= n && !has_nan(codes + i); i += STEP)
+        for (uint32_t k = i; k < i + STEP; k += LANES) {
+            const __m256i rounded = round_bits(_mm256_mul_ps(widen_fp8(codes + k), factor));
+            _mm256_storeu_ps(dst + k, _mm256_castsi256_ps(_mm256_slli_epi32(rounded, 16)));
+        }
     yard_convert_c.widen_fp8(codes + i, n - i, scale, dst + i);
 }
 
