@@ -135,16 +135,33 @@ static double cached(const struct scene *s, int32_t seq, int32_t p, uint32_t c)
         ((const float *)(const void *)(row + at.scale_at))[c / YARD_GROUP]);
 }
 
-/* key[rank + rope or nope + rope] and value of one position as attention sees them. */
-static void expand(const struct scene *s, int32_t seq, int32_t p, uint32_t head, double *key,
+/* The weights of one head, [nope + v, rank]: read once, since every position needs them. */
+static double *weights_of(const struct scene *s, uint32_t head)
+{
+    const struct shape *h = &s->shape;
+    const uint32_t n_rows = h->nope + h->v;
+    double *w = malloc((size_t)n_rows * h->rank * sizeof(*w));
+
+    for (uint32_t o = 0; o < n_rows; o++)
+        for (uint32_t c = 0; c < h->rank; c++)
+            w[(size_t)o * h->rank + c] = matrix_value(&s->kv_b.m, head * n_rows + o, c);
+    return w;
+}
+
+/* key[nope + rope] and value of one position as attention sees them. */
+static void expand(const struct scene *s, int32_t seq, int32_t p, const double *w, double *key,
                    double *value)
 {
     const struct shape *h = &s->shape;
+    double latent[512];
 
+    for (uint32_t c = 0; c < h->rank; c++)
+        latent[c] = cached(s, seq, p, c);
     for (uint32_t o = 0; o < h->nope + h->v; o++) {
         double sum = 0;
+
         for (uint32_t c = 0; c < h->rank; c++)
-            sum += cached(s, seq, p, c) * matrix_value(&s->kv_b.m, head * (h->nope + h->v) + o, c);
+            sum += latent[c] * w[(size_t)o * h->rank + c];
         if (s->dtype == YARD_BF16)
             sum = (double)yard_bf16_round((float)sum);
         if (o < h->nope)
@@ -197,15 +214,17 @@ static void check_prefill_row(const struct scene *s, yard_rows y, uint32_t row, 
     const int32_t n = s->position[row] + 1;
     double *key = malloc((size_t)n * n_q * sizeof(*key));
     double *value = malloc((size_t)n * h->v * sizeof(*value));
+    double *w = weights_of(s, head);
     double q[512], want[512];
 
     for (int32_t p = 0; p < n; p++)
-        expand(s, s->seq[row], p, head, key + (size_t)p * n_q, value + (size_t)p * h->v);
+        expand(s, s->seq[row], p, w, key + (size_t)p * n_q, value + (size_t)p * h->v);
     for (uint32_t c = 0; c < n_q; c++)
         q[c] = rows_value(s->q, row, (size_t)head * n_q + c);
     attend(q, key, n_q, value, h->v, n, (double)s->scale, want);
     for (uint32_t c = 0; c < h->v; c++)
         assert_near(s, "mla_prefill", rows_value(y, row, (size_t)head * h->v + c), want[c]);
+    free(w);
     free(key);
     free(value);
 }
