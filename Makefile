@@ -24,7 +24,7 @@ all: need-build-tools ## build; the program is build/switchyard (this is the def
 	@mkdir -p $(BUILD)
 	@cmake -G Ninja -S . -B $(BUILD) $(CMAKE_FLAGS) >$(BUILD)/configure.log 2>&1 || \
 	    { cat $(BUILD)/configure.log; exit 1; }
-	@cmake --build $(BUILD) -j $(JOBS)
+	@cmake --build $(BUILD) -j $(JOBS) $(if $(TARGET),--target $(TARGET))
 
 need-build-tools:
 	@for tool in cmake ninja pkg-config; do command -v $$tool >/dev/null || \
@@ -32,7 +32,7 @@ need-build-tools:
 
 demo: ## install missing packages, build, and answer questions with models/demo
 	@tools/deps.sh build
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory all TARGET=switchyard
 	@tools/demo.sh $(BUILD)/switchyard
 
 test: ## install what tests need and run what CI runs (at most 25 minutes on 2 cores)
