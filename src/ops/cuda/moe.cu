@@ -237,12 +237,12 @@ static __global__ void __launch_bounds__(ITEM_THREADS)
             if (row < 0)
                 continue;
             const eight x =
-                load_eight(a.expert_y, (size_t)row * a.expert_y.ld, col, a.n_cols, n.wide);
+                load_values(a.expert_y, (size_t)row * a.expert_y.ld, col, a.n_cols, n.wide);
 #pragma unroll
             for (int c = 0; c < LANE_COLS; c++)
                 sum.v[c] = __fmaf_rn(x.v[c], weight, sum.v[c]);
         }
-        store_eight(y, (size_t)t * a.n_cols, col, a.n_cols, n.wide, sum);
+        store_values(y, (size_t)t * a.n_cols, col, a.n_cols, n.wide, sum);
     });
 }
 

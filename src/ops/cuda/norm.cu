@@ -36,13 +36,11 @@ static __device__ __forceinline__ float sum_piece(const float *values, uint32_t 
     return sum;
 }
 
-/* What the definition's sum_squares gives, in every thread of the block; piece_sum is shared. Ends
- * with every thread past a barrier. */
-static __device__ __forceinline__ float sum_squares(const float *values, uint32_t n_cols,
-                                                    float *piece_sum)
+/* The pieces' sums, a warp each, into shared memory. Ends with every thread past a barrier. */
+static __device__ __forceinline__ void sum_pieces(const float *values, uint32_t n_cols,
+                                                  float *piece_sum)
 {
     const uint32_t n_pieces = (n_cols + PIECE_COLS - 1) / PIECE_COLS;
-    float sum = 0.0f;
 
     for (uint32_t p = threadIdx.x / WARP_LANES; p < n_pieces; p += blockDim.x / WARP_LANES) {
         const float squares = sum_piece(values + p * PIECE_COLS, n_cols - p * PIECE_COLS);
@@ -50,15 +48,19 @@ static __device__ __forceinline__ float sum_squares(const float *values, uint32_
             piece_sum[p] = squares;
     }
     __syncthreads();
+}
+
+/* 1 / the root of what the definition's sum_squares gives over n_cols. */
+static __device__ __forceinline__ float inverse_rms(const float *piece_sum, uint32_t n_cols,
+                                                    float eps)
+{
+    const uint32_t n_pieces = (n_cols + PIECE_COLS - 1) / PIECE_COLS;
+    float sum = 0.0f;
+
 #pragma unroll 4
     for (uint32_t p = 0; p < n_pieces; p++)
         sum = __fadd_rn(sum, piece_sum[p]);
-    return sum;
-}
-
-static __device__ __forceinline__ float inverse_rms(float squares, uint32_t n_cols, float eps)
-{
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(squares, (float)n_cols), eps)));
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)n_cols), eps)));
 }
 
 static __device__ __forceinline__ eight normalised(const eight &x, float inverse,
@@ -89,12 +91,11 @@ static __device__ __forceinline__ eight from_shared(const float *p)
 
 typedef struct norm_args {
     yard_rms_norm_args a;
-    bool wide, weight_wide;
 } norm_args;
 
 /* Puts the row, with what is added to it, into shared memory. All loads first: one trip to memory,
  * not one a round. */
-template <int ROUNDS>
+template <int ROUNDS, bool WIDE>
 static __device__ __forceinline__ void load_row(const norm_args &n, uint32_t row, float *values)
 {
     const yard_rms_norm_args &a = n.a;
@@ -103,9 +104,9 @@ static __device__ __forceinline__ void load_row(const norm_args &n, uint32_t row
 
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
-        x[r] = load_eight(a.x, (size_t)row * a.x.ld, first + r * step, a.n_cols, n.wide);
+        x[r] = load_values(a.x, (size_t)row * a.x.ld, first + r * step, a.n_cols, WIDE);
         if (a.add.data)
-            add[r] = load_eight(a.add, (size_t)row * a.add.ld, first + r * step, a.n_cols, n.wide);
+            add[r] = load_values(a.add, (size_t)row * a.add.ld, first + r * step, a.n_cols, WIDE);
     }
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
@@ -114,38 +115,48 @@ static __device__ __forceinline__ void load_row(const norm_args &n, uint32_t row
 #pragma unroll
             for (int i = 0; i < LANE_COLS; i++)
                 x[r].v[i] = __fadd_rn(x[r].v[i], add[r].v[i]);
-            store_eight(a.x, (size_t)row * a.x.ld, col, a.n_cols, n.wide, x[r]);
+            store_values(a.x, (size_t)row * a.x.ld, col, a.n_cols, WIDE, x[r]);
         }
         if (col < a.n_cols)
             to_shared(values + col, x[r]);
     }
 }
 
-/* One row a block at a time. */
-template <int ROUNDS>
+/* One row a block at a time. WIDE: of x, what is added, weights and results. */
+template <int ROUNDS, bool WIDE>
 static __global__ void __launch_bounds__(NORM_MAX_THREADS, ROUNDS == 1 ? 2 : 1)
     rms_norm_quant_kernel(const __grid_constant__ norm_args n)
 {
     extern __shared__ float4 raw[];
-    __shared__ float piece_sum[MAX_PIECES];
+    __shared__ float piece_sum[MAX_PIECES], inverse_of_row;
     const yard_rms_norm_args &a = n.a;
     const yard_rows weight = { a.weight_dtype, a.n_cols, (void *)a.weight, NULL };
     const uint32_t first = threadIdx.x * LANE_COLS, step = blockDim.x * LANE_COLS;
     float *values = (float *)raw;
-    eight w[ROUNDS];
 
     allow_next_kernel();
-    /* weights do not depend on any kernel before this one */
+    /* weights do not depend on any kernel before this one; to hold them takes too many registers */
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++)
-        w[r] = load_eight(weight, 0, first + r * step, a.n_cols, n.weight_wide);
+        if (first + r * step < a.n_cols)
+            asm volatile("prefetch.global.L1 [%0];" ::"l"(
+                (const char *)a.weight +
+                (size_t)(first + r * step) * (a.weight_dtype == YARD_BF16 ? 2 : 4)));
     wait_previous_kernel();
 
     for (uint32_t row = blockIdx.x; row < (uint32_t)*a.n_rows; row += gridDim.x) {
-        load_row<ROUNDS>(n, row, values);
+        eight w[ROUNDS];
+
+        load_row<ROUNDS, WIDE>(n, row, values);
         __syncthreads(); /* the row is whole */
-        const float inverse =
-            inverse_rms(sum_squares(values, a.n_cols, piece_sum), a.n_cols, a.eps);
+        sum_pieces(values, a.n_cols, piece_sum);
+        if (threadIdx.x == 0) /* three divisions and a chain of sums: not for every warp */
+            inverse_of_row = inverse_rms(piece_sum, a.n_cols, a.eps);
+#pragma unroll
+        for (int r = 0; r < ROUNDS; r++)
+            w[r] = load_values(weight, 0, first + r * step, a.n_cols, WIDE);
+        __syncthreads(); /* the inverse is there */
+        const float inverse = inverse_of_row;
 #pragma unroll
         for (int r = 0; r < ROUNDS; r++) {
             const uint32_t col = first + r * step;
@@ -153,7 +164,7 @@ static __global__ void __launch_bounds__(NORM_MAX_THREADS, ROUNDS == 1 ? 2 : 1)
             if (col / (2 * YARD_GROUP) * (2 * YARD_GROUP) >= a.n_cols)
                 break;
             const eight x = col < a.n_cols ? from_shared(values + col) : (eight){};
-            emit_eight(a.y, row, col, a.n_cols, a.ue8m0, n.wide, normalised(x, inverse, w[r]));
+            emit_values(a.y, row, col, a.n_cols, a.ue8m0, WIDE, normalised(x, inverse, w[r]));
         }
         __syncthreads(); /* the next row takes the same places */
     }
@@ -168,11 +179,10 @@ yard_status yard_cuda_rms_norm_launch(const yard_rms_norm_args *a, uint32_t max_
                                       yard_error *err)
 {
     const yard_rows weight = { a->weight_dtype, a->n_cols, (void *)a->weight, NULL };
-    const norm_args n = { *a,
-                          is_wide(&a->x, a->n_cols) && is_wide(&a->add, a->n_cols) &&
-                              is_wide(&a->y.plain, a->n_cols) && is_wide(&a->y.quant, a->n_cols),
-                          is_wide(&weight, a->n_cols) };
-
+    const norm_args n = { *a };
+    const bool wide = is_wide(&a->x, a->n_cols) && is_wide(&a->add, a->n_cols) &&
+                      is_wide(&a->y.plain, a->n_cols) && is_wide(&a->y.quant, a->n_cols) &&
+                      is_wide(&weight, a->n_cols);
     const uint32_t n_threads =
         (uint32_t)yard_align_up(yard_ceil_div(a->n_cols, LANE_COLS), WARP_LANES);
     const bool fits = n_threads <= NORM_MAX_THREADS;
@@ -185,7 +195,9 @@ yard_status yard_cuda_rms_norm_launch(const yard_rms_norm_args *a, uint32_t max_
     if (a->add.data && a->x.dtype != YARD_F32)
         return yard_fail(err, YARD_EINVAL, "rms_norm: want f32 rows where a sum is written back");
     return launch_rows(
-        fits ? rms_norm_quant_kernel<1> : rms_norm_quant_kernel<NORM_MAX_ROUNDS>,
+        fits   ? wide ? rms_norm_quant_kernel<1, true> : rms_norm_quant_kernel<1, false>
+          : wide ? rms_norm_quant_kernel<NORM_MAX_ROUNDS, true>
+               : rms_norm_quant_kernel<NORM_MAX_ROUNDS, false>,
         grid_for(max_rows, 1, NORM_MAX_BLOCKS), fits ? n_threads : (uint32_t)NORM_MAX_THREADS,
         yard_align_up(a->n_cols, LANE_COLS) * sizeof(float), n, "rms_norm", stream, err);
 }
@@ -221,18 +233,18 @@ static __global__ void __launch_bounds__(APPEND_THREADS)
         if (threadIdx.x < n_norm_threads)
             for (uint32_t col = threadIdx.x * LANE_COLS; col < a.kv_rank;
                  col += n_norm_threads * LANE_COLS)
-                to_shared(values + col, load_eight(a.kv, kv, col, a.kv_rank, n.wide));
+                to_shared(values + col, load_values(a.kv, kv, col, a.kv_rank, n.wide));
         else
             rotate_head(a.rope, n.batch.position[row], a.kv, kv + a.kv_rank, cache, to + a.kv_rank,
                         threadIdx.x % WARP_LANES);
         __syncthreads(); /* the latent is whole */
-        const float inverse =
-            inverse_rms(sum_squares(values, a.kv_rank, piece_sum), a.kv_rank, a.eps);
+        sum_pieces(values, a.kv_rank, piece_sum);
+        const float inverse = inverse_rms(piece_sum, a.kv_rank, a.eps);
         for (uint32_t col = threadIdx.x * LANE_COLS; col < a.kv_rank;
              col += APPEND_THREADS * LANE_COLS)
-            store_eight(cache, to, col, a.kv_rank, n.cache_wide,
-                        normalised(from_shared(values + col), inverse,
-                                   load_eight(weight, 0, col, a.kv_rank, n.weight_wide)));
+            store_values(cache, to, col, a.kv_rank, n.cache_wide,
+                         normalised(from_shared(values + col), inverse,
+                                    load_values(weight, 0, col, a.kv_rank, n.weight_wide)));
         __syncthreads(); /* the next row takes the same places */
     }
 }
@@ -260,10 +272,13 @@ yard_status yard_cuda_rope_append_kv_launch(const yard_rope_append_kv_args *a, u
 
 yard_status yard_cuda_rows_open(yard_error *err)
 {
-    const cudaError_t code = cudaFuncSetAttribute(rms_norm_quant_kernel<NORM_MAX_ROUNDS>,
-                                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                  NORM_MAX_COLS * (int)sizeof(float));
+    const int n_bytes = NORM_MAX_COLS * (int)sizeof(float);
+    cudaError_t code = cudaFuncSetAttribute(rms_norm_quant_kernel<NORM_MAX_ROUNDS, true>,
+                                            cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes);
 
+    if (code == cudaSuccess)
+        code = cudaFuncSetAttribute(rms_norm_quant_kernel<NORM_MAX_ROUNDS, false>,
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes);
     if (code != cudaSuccess)
         return yard_fail(err, YARD_EDEVICE, "rms_norm: %s", cudaGetErrorString(code));
     return YARD_OK;

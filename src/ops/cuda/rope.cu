@@ -110,8 +110,8 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
             cache, to, a.head_dim, a.n_kv_heads, threadIdx.x / WARP_LANES, ROPE_WARPS,
             threadIdx.x % WARP_LANES);
         for (uint32_t col = threadIdx.x * LANE_COLS; col < width; col += ROPE_THREADS * LANE_COLS)
-            store_eight(cache, to + width, col, width, n.wide,
-                        load_eight(a.v, (size_t)row * a.v.ld, col, width, n.wide));
+            store_values(cache, to + width, col, width, n.wide,
+                         load_values(a.v, (size_t)row * a.v.ld, col, width, n.wide));
         __syncthreads(); /* the next row's turns take the same place */
     }
 }

@@ -22,12 +22,12 @@ static __global__ void __launch_bounds__(ITEM_THREADS)
         const size_t from = (size_t)a.token[row] * table.ld;
         eight value = {};
         if (table.dtype == YARD_BF16 || table.dtype == YARD_F32) {
-            value = load_eight(table, from, col, n_cols, n.wide);
+            value = load_values(table, from, col, n_cols, n.wide);
         } else {
             for (uint32_t c = 0; c < LANE_COLS && col + c < n_cols; c++)
                 value.v[c] = plain_value(table.dtype, table.data, from + col + c);
         }
-        store_eight(x, (size_t)row * n_cols, col, n_cols, n.wide, value);
+        store_values(x, (size_t)row * n_cols, col, n_cols, n.wide, value);
     });
 }
 
@@ -58,8 +58,8 @@ static __global__ void __launch_bounds__(ITEM_THREADS)
     const yard_rows out = { YARD_F32, a.n_cols, a.out, NULL };
 
     each_eight(a.n_rows, a.n_cols, [&](uint32_t row, uint32_t col) {
-        store_eight(out, (size_t)row * a.n_cols, col, a.n_cols, n.wide,
-                    load_eight(x, (size_t)a.index[row] * a.n_cols, col, a.n_cols, n.wide));
+        store_values(out, (size_t)row * a.n_cols, col, a.n_cols, n.wide,
+                     load_values(x, (size_t)a.index[row] * a.n_cols, col, a.n_cols, n.wide));
     });
 }
 
@@ -84,7 +84,7 @@ typedef struct residual_args {
 static __device__ __forceinline__ void add_eight(eight *x, const yard_rows &rows, uint32_t row,
                                                  uint32_t col, uint32_t n_cols, bool wide)
 {
-    const eight add = load_eight(rows, (size_t)row * rows.ld, col, n_cols, wide);
+    const eight add = load_values(rows, (size_t)row * rows.ld, col, n_cols, wide);
 
 #pragma unroll
     for (int i = 0; i < LANE_COLS; i++)
@@ -98,12 +98,12 @@ static __global__ void __launch_bounds__(ITEM_THREADS)
     const yard_rows x = { YARD_F32, a.n_cols, a.x, NULL };
 
     each_eight(a.n_rows, a.n_cols, [&](uint32_t row, uint32_t col) {
-        eight sum = load_eight(x, (size_t)row * a.n_cols, col, a.n_cols, n.wide);
+        eight sum = load_values(x, (size_t)row * a.n_cols, col, a.n_cols, n.wide);
         if (a.a.data)
             add_eight(&sum, a.a, row, col, a.n_cols, n.wide);
         if (a.b.data)
             add_eight(&sum, a.b, row, col, a.n_cols, n.wide);
-        store_eight(x, (size_t)row * a.n_cols, col, a.n_cols, n.wide, sum);
+        store_values(x, (size_t)row * a.n_cols, col, a.n_cols, n.wide, sum);
     });
 }
 

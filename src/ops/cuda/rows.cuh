@@ -7,38 +7,81 @@
 #include "ops/cuda/ptx.cuh"
 #include "ops/cuda/quantise.cuh"
 
-/* Half a warp takes a group of YARD_GROUP columns, a lane eight of them, next to each other: 16
- * bytes of bf16. */
-enum { WARP_LANES = 32, LANE_COLS = 8, GROUP_LANES = YARD_GROUP / LANE_COLS };
+/* A lane takes eight columns next to each other, 16 bytes of bf16, half a warp a group of
+ * YARD_GROUP; where there is more to compute than to load, four, and a warp a group. */
+enum { WARP_LANES = 32, LANE_COLS = 8 };
 
-typedef struct eight {
-    float v[LANE_COLS];
-} eight;
+template <int N> struct values {
+    float v[N];
+};
+typedef values<LANE_COLS> eight;
 
-/* Eight values from column col of a row that begins at `at`; 0 beyond n_cols. wide: see is_wide. */
-static __device__ __forceinline__ eight load_eight(const yard_rows &x, size_t at, uint32_t col,
-                                                   uint32_t n_cols, bool wide)
+static __device__ __forceinline__ void load_words(const void *from, uint32_t (&word)[4])
 {
-    eight r = {};
+    const uint4 raw = *(const uint4 *)from;
 
-    if (wide && col < n_cols) {
+    word[0] = raw.x;
+    word[1] = raw.y;
+    word[2] = raw.z;
+    word[3] = raw.w;
+}
+
+static __device__ __forceinline__ void load_words(const void *from, uint32_t (&word)[2])
+{
+    const uint2 raw = *(const uint2 *)from;
+
+    word[0] = raw.x;
+    word[1] = raw.y;
+}
+
+static __device__ __forceinline__ void store_words(void *to, const uint32_t (&word)[4])
+{
+    *(uint4 *)to = make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+static __device__ __forceinline__ void store_words(void *to, const uint32_t (&word)[2])
+{
+    *(uint2 *)to = make_uint2(word[0], word[1]);
+}
+
+static __device__ __forceinline__ void store_words(void *to, const uint32_t (&word)[1])
+{
+    *(uint32_t *)to = word[0];
+}
+
+/* N values, eight or four, from column col of a row that begins at `at`; 0 beyond n_cols. wide: see
+ * is_wide. */
+template <int N = LANE_COLS>
+static __device__ __forceinline__ values<N> load_values(const yard_rows &x, size_t at, uint32_t col,
+                                                        uint32_t n_cols, bool wide)
+{
+    values<N> r = {};
+
+    if (wide) {
+        if (col >= n_cols)
+            return r;
         if (x.dtype == YARD_BF16) {
-            const uint4 raw = *(const uint4 *)((const uint16_t *)x.data + at + col);
-            const uint32_t word[4] = { raw.x, raw.y, raw.z, raw.w };
+            uint32_t word[N / 2];
+            load_words((const uint16_t *)x.data + at + col, word);
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
+            for (int i = 0; i < N / 2; i++) {
                 r.v[2 * i] = __uint_as_float(word[i] << 16);
                 r.v[2 * i + 1] = __uint_as_float(word[i] & 0xffff0000u);
             }
         } else {
-            const float4 *from = (const float4 *)((const float *)x.data + at + col);
-            const float4 low = from[0], high = from[1];
-            r = (eight){ { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w } };
+#pragma unroll
+            for (int i = 0; i < N; i += 4) {
+                const float4 four = *(const float4 *)((const float *)x.data + at + col + i);
+                r.v[i] = four.x;
+                r.v[i + 1] = four.y;
+                r.v[i + 2] = four.z;
+                r.v[i + 3] = four.w;
+            }
         }
         return r;
     }
 #pragma unroll
-    for (uint32_t i = 0; i < LANE_COLS; i++)
+    for (uint32_t i = 0; i < N; i++)
         if (col + i < n_cols)
             r.v[i] = x.dtype == YARD_BF16
                          ? __uint_as_float((uint32_t)((const uint16_t *)x.data)[at + col + i] << 16)
@@ -46,26 +89,29 @@ static __device__ __forceinline__ eight load_eight(const yard_rows &x, size_t at
     return r;
 }
 
-static __device__ __forceinline__ void store_eight(const yard_rows &y, size_t at, uint32_t col,
-                                                   uint32_t n_cols, bool wide, const eight &x)
+template <int N>
+static __device__ __forceinline__ void store_values(const yard_rows &y, size_t at, uint32_t col,
+                                                    uint32_t n_cols, bool wide, const values<N> &x)
 {
-    if (wide && col < n_cols) {
+    if (wide) {
+        if (col >= n_cols)
+            return;
         if (y.dtype == YARD_BF16) {
-            uint32_t word[4];
+            uint32_t word[N / 2];
 #pragma unroll
-            for (int i = 0; i < 4; i++)
+            for (int i = 0; i < N / 2; i++)
                 word[i] = pack_bf16(x.v[2 * i], x.v[2 * i + 1]);
-            *(uint4 *)((uint16_t *)y.data + at + col) =
-                make_uint4(word[0], word[1], word[2], word[3]);
+            store_words((uint16_t *)y.data + at + col, word);
         } else {
-            float4 *to = (float4 *)((float *)y.data + at + col);
-            to[0] = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
-            to[1] = make_float4(x.v[4], x.v[5], x.v[6], x.v[7]);
+#pragma unroll
+            for (int i = 0; i < N; i += 4)
+                *(float4 *)((float *)y.data + at + col + i) =
+                    make_float4(x.v[i], x.v[i + 1], x.v[i + 2], x.v[i + 3]);
         }
         return;
     }
 #pragma unroll
-    for (uint32_t i = 0; i < LANE_COLS; i++) {
+    for (uint32_t i = 0; i < N; i++) {
         if (col + i >= n_cols)
             return;
         if (y.dtype == YARD_BF16)
@@ -76,18 +122,19 @@ static __device__ __forceinline__ void store_eight(const yard_rows &y, size_t at
 }
 
 /* FP8 of a group's bf16-rounded values, with its scale. col: this lane's first column. All lanes of
- * a warp together, groups of a half warp each. */
-static __device__ __forceinline__ void quantise_eight(const yard_rows &y, size_t row, uint32_t col,
-                                                      uint32_t n_cols, bool ue8m0, bool wide,
-                                                      const eight &x)
+ * a warp together, groups of YARD_GROUP / N lanes each. */
+template <int N>
+static __device__ __forceinline__ void quantise_values(const yard_rows &y, size_t row, uint32_t col,
+                                                       uint32_t n_cols, bool ue8m0, bool wide,
+                                                       const values<N> &x)
 {
     const uint32_t n_groups = (n_cols + YARD_GROUP - 1) / YARD_GROUP;
-    uint32_t codes[2] = {};
+    uint32_t codes[N / 4] = {};
     float amax = 0.0f;
-    eight value;
+    values<N> value;
 
 #pragma unroll
-    for (int i = 0; i < LANE_COLS; i += 2) {
+    for (int i = 0; i < N; i += 2) {
         const uint32_t pair = pack_bf16(x.v[i], x.v[i + 1]);
         value.v[i] = __uint_as_float(pair << 16);
         value.v[i + 1] = __uint_as_float(pair & 0xffff0000u);
@@ -95,26 +142,27 @@ static __device__ __forceinline__ void quantise_eight(const yard_rows &y, size_t
         amax = fmaxf(amax, fmaxf(fabsf(value.v[i]), fabsf(value.v[i + 1])));
     }
 #pragma unroll
-    for (int d = GROUP_LANES / 2; d > 0; d /= 2)
+    for (int d = YARD_GROUP / N / 2; d > 0; d /= 2)
         amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, d));
 
     const float scale = group_scale(amax, ue8m0);
     const float inverse = __frcp_rn(scale);
     uint8_t *to = (uint8_t *)y.data + row * y.ld + col;
     if (scale < 0x1p-126f) /* it may have no finite inverse; zeros stay zeros then too */
-        for (int i = 0; i < LANE_COLS; i++)
+        for (int i = 0; i < N; i++)
             value.v[i] = value.v[i] == 0.0f ? value.v[i] : __fmul_rn(value.v[i], inverse);
     else
-        for (int i = 0; i < LANE_COLS; i++)
+        for (int i = 0; i < N; i++)
             value.v[i] = __fmul_rn(value.v[i], inverse);
 #pragma unroll
-    for (int i = 0; i < LANE_COLS; i += 2)
+    for (int i = 0; i < N; i += 2)
         codes[i / 4] |= (uint32_t)e4m3_pair(value.v[i], value.v[i + 1]) << 8 * (i % 4);
-    if (wide && col < n_cols) {
-        *(uint2 *)to = make_uint2(codes[0], codes[1]);
+    if (wide) {
+        if (col < n_cols)
+            store_words(to, codes);
     } else {
 #pragma unroll
-        for (uint32_t i = 0; i < LANE_COLS; i++)
+        for (uint32_t i = 0; i < N; i++)
             if (col + i < n_cols)
                 to[i] = (uint8_t)(codes[i / 4] >> 8 * (i % 4));
     }
@@ -123,14 +171,15 @@ static __device__ __forceinline__ void quantise_eight(const yard_rows &y, size_t
 }
 
 /* A lane's values into the forms that are wanted; all lanes of a warp together. */
-static __device__ __forceinline__ void emit_eight(const yard_out &y, size_t row, uint32_t col,
-                                                  uint32_t n_cols, bool ue8m0, bool wide,
-                                                  const eight &x)
+template <int N>
+static __device__ __forceinline__ void emit_values(const yard_out &y, size_t row, uint32_t col,
+                                                   uint32_t n_cols, bool ue8m0, bool wide,
+                                                   const values<N> &x)
 {
     if (y.plain.data)
-        store_eight(y.plain, row * y.plain.ld, col, n_cols, wide, x);
+        store_values(y.plain, row * y.plain.ld, col, n_cols, wide, x);
     if (y.quant.data)
-        quantise_eight(y.quant, row, col, n_cols, ue8m0, wide, x);
+        quantise_values(y.quant, row, col, n_cols, ue8m0, wide, x);
 }
 
 enum { ITEM_THREADS = 256, ITEM_MAX_BLOCKS = 132 * 8 }; /* of kernels of independent items */
@@ -184,14 +233,14 @@ static __device__ __forceinline__ float exp_defined(float x)
     return x >= -87.3f ? e : x != x ? x : 0.0f;
 }
 
-/* a / b, correctly rounded, for |a| from 2^-90 to 2^90 and b from 1 to 2^100: what __fdiv_rn does
- * when it need not look at its operands, so that several of these can be under way at once. Of a
- * reciprocal that is off by one unit in the last place it makes the right quotient all the same. */
+/* a / b for |a| from 2^-90 to 2^90 and b from 1 to 2^100: what __fdiv_rn does when it need not look
+ * at its operands, so that several of these can be under way at once. Correctly rounded also of a
+ * reciprocal that is off by one unit in the last place, unless b's digits are all ones. */
 static __device__ __forceinline__ float quotient(float a, float b)
 {
     float y, q;
 
-    asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(b));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(b));
     y = __fmaf_rn(__fmaf_rn(-b, y, 1.0f), y, y);
     q = __fmul_rn(a, y);
     q = __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
