@@ -193,7 +193,7 @@ static __device__ __forceinline__ void begin(const yard_tensor_map &w, const yar
         barrier_init(m.empty + i * 8, S::MULTIPLY_WARPS);
     }
     for (int i = 0; i < ROW_STAGES; i++) {
-        barrier_init(m.rows_full + i * 8, 1);
+        barrier_init(m.rows_full + i * 8, LOAD_WARPS);
         barrier_init(m.rows_empty + i * 8, S::ROUND_WARPS);
     }
     barrier_init_fence();
@@ -243,7 +243,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     else if (warp < S::MULTIPLY_WARPS + S::ROUND_WARPS)
         round_rows(a, m, head, warp - S::MULTIPLY_WARPS);
     else if constexpr (S::WHOLE)
-        load_rows(a, m, head);
+        load_rows(a, m, head, warp - S::MULTIPLY_WARPS - S::ROUND_WARPS);
 }
 
 /* ---- host side ----------------------------------------------------------------------------- */

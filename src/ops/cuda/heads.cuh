@@ -8,14 +8,16 @@
 #include "ops/cuda/quantise.cuh"
 
 /* A block computes some tiles of 128 columns of one head, for one tile of rows after another. Its
- * weights, all of K, are brought once by the copy engine. One warp has it bring rows as they are,
- * some tiles ahead; some warps round them to FP8 into one of two stages of shared memory; the
+ * weights, all of K, are brought once by the copy engine. Some warps have it bring rows as they
+ * are, some tiles ahead; some warps round them to FP8 into one of two stages of shared memory; the
  * others, in warpgroups, multiply what is in the other stage, 64 columns at a time, with weights on
  * the M side of wgmma. */
 enum {
     ROWS = 32, /* of a tile */
     STAGES = 2,
     ROW_STAGES = 3, /* tiles of rows on their way */
+    LOAD_WARPS =
+        4, /* that have rows brought: a warp asks for one row after another, 50 cycles each */
     BLOCK_K = YARD_GROUP,
     MAX_W_BLOCKS = HEADS_MAX_K / BLOCK_K, /* of 128 by 128 in a block's weights */
     W_BLOCK_BYTES = HEADS_TILE_OUT * BLOCK_K,
@@ -30,13 +32,13 @@ enum {
 };
 
 /* How the kernel comes: so many warps that round and warpgroups that multiply. WHOLE: x is bf16 in
- * whole pieces, for the copy engine; otherwise the warps that round read it themselves. ONE: K is
- * one block, and its products are the sums. */
+ * whole pieces, for the copy engine, and warps that ask it; otherwise the warps that round read it
+ * themselves. ONE: K is one block, and its products are the sums. */
 template <int ROUND_WARPS_, int WARPGROUPS_, bool WHOLE_, bool ONE_> struct heads_shape {
     static constexpr int ROUND_WARPS = ROUND_WARPS_, WARPGROUPS = WARPGROUPS_;
     static constexpr bool WHOLE = WHOLE_, ONE = ONE_;
     static constexpr int MULTIPLY_WARPS = 4 * WARPGROUPS;
-    static constexpr int THREADS = (MULTIPLY_WARPS + ROUND_WARPS + WHOLE) * 32;
+    static constexpr int THREADS = (MULTIPLY_WARPS + ROUND_WARPS + (WHOLE ? LOAD_WARPS : 0)) * 32;
 };
 /* v_b's kind has much to read and round, k_b's much to store */
 typedef heads_shape<8, 2, true, false> wide_in_shape;
@@ -269,28 +271,29 @@ round_rows(const yard_heads_args &a, const heads_shared<S> &m, uint32_t head, ui
     }
 }
 
-/* The warp that has rows brought. The first ones need not wait for how many there are: there is
- * memory for max_rows. */
+/* The warps that have rows brought, some of each tile. The first ones need not wait for how many
+ * there are: there is memory for max_rows. */
 template <class S>
 static __device__ __forceinline__ void load_rows(const yard_heads_args &a, const heads_shared<S> &m,
-                                                 uint32_t head)
+                                                 uint32_t head, uint32_t warp)
 {
     const uint32_t row_bytes = a.n_in * sizeof(uint16_t);
-    const int n_rows = *a.n_rows;
+    const int n_rows = *a.n_rows, each = ROWS / LOAD_WARPS, mine = (int)warp * each;
+    const int row = mine + (int)(threadIdx.x % 32);
     heads_rows rows(a.max_rows);
 
     for (int tile = 0; tile < rows.n_tiles; tile++) {
         const uint32_t stage = tile % ROW_STAGES, full = m.rows_full + stage * 8;
         const uint16_t *from = (const uint16_t *)a.x.data + (size_t)rows.begin(tile) * a.x.ld +
                                (size_t)head * a.x_step;
-        const int n = rows.count(tile);
+        const int end = min(rows.count(tile), mine + each);
 
         barrier_wait(m.rows_empty + stage * 8, (tile / ROW_STAGES % 2) ^ 1);
         if (threadIdx.x % 32 == 0)
-            barrier_expect(full, n * row_bytes);
+            barrier_expect(full, max(end - mine, 0) * row_bytes);
         __syncwarp(); /* the barrier expects bytes before any can arrive */
-        for (int i = threadIdx.x % 32; i < n; i += 32)
-            bulk_load(m.rows + stage * m.size.rows_bytes + i * m.size.pitch, from + i * a.x.ld,
+        if (row < end)
+            bulk_load(m.rows + stage * m.size.rows_bytes + row * m.size.pitch, from + row * a.x.ld,
                       row_bytes, full);
         if (tile == 0)
             rows = heads_rows(n_rows);
