@@ -93,10 +93,6 @@ static yard_status choose_device(yard_model_options *options, const yard_engine_
 
     if (!cpu && strcmp(device, "cuda") != 0)
         return yard_fail(err, YARD_EINVAL, "device: want cpu or cuda, got '%s'", device);
-    if (!cpu && c->kv_dtype == YARD_KV_FP8)
-        return yard_fail(err, YARD_ENOTSUP,
-                         "KV cache fp8: want device cpu, got %s, which has bf16 only so far",
-                         device);
     options->variant = cpu ? c->cpu_variant : c->cuda_variant;
     options->choices = cpu ? NULL : c->cuda_choices;
     options->ops = yard_ops_find(device);

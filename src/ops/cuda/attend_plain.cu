@@ -43,7 +43,7 @@ static __device__ void load_query(const yard_attend_query &q, uint32_t row, uint
 struct plain_shared {
     float query[PLAIN_MAX_DIMS];
     float score[YARD_PAGE_TOKENS];
-    uint64_t at[YARD_PAGE_TOKENS]; /* first element of each cache row of the page */
+    uint64_t at[YARD_PAGE_TOKENS]; /* cache row of each position of the page */
 };
 
 /* Scores of positions [from, end), all in one page, a warp each. */
@@ -54,16 +54,16 @@ static __device__ void score_page(const yard_attend_args &a, plain_shared &m, ui
     const uint32_t dims = a.q0.dims + a.q1.dims;
 
     for (uint32_t p = from + warp; p < end; p += PLAIN_WARPS) {
-        const size_t at = cache_row(a.batch, row, p) * a.cache.width;
+        const size_t at = cache_row(a.batch, row, p);
         float sum = 0.0f;
         for (uint32_t c = lane; c < dims; c += LANES)
             sum = fmaf(m.query[c],
-                       plain_value(a.cache.dtype, a.cache.data, at + kv_head * a.key_stride + c),
+                       cached_value(a.cache, a.cached, a.kv_rank, at, kv_head * a.key_stride + c),
                        sum);
         sum = sum_lanes(sum) * a.scale;
         if (lane == 0) {
             m.score[p - from] = sum;
-            m.at[p - from] = at + a.value_first + kv_head * a.value_stride;
+            m.at[p - from] = at;
         }
     }
 }
@@ -98,8 +98,10 @@ static __device__ void attend_row(const yard_attend_args &a, plain_shared &m, ui
             for (int i = 0; i < COLS_A_THREAD; i++) {
                 const uint32_t c = threadIdx.x + i * PLAIN_THREADS;
                 if (c < a.n_v)
-                    acc[i] =
-                        fmaf(weight, plain_value(a.cache.dtype, a.cache.data, m.at[j] + c), acc[i]);
+                    acc[i] = fmaf(weight,
+                                  cached_value(a.cache, a.cached, a.kv_rank, m.at[j],
+                                               a.value_first + kv_head * a.value_stride + c),
+                                  acc[i]);
             }
         }
         __syncthreads(); /* .. and read before the next page's are written */
@@ -159,6 +161,7 @@ yard_status yard_cuda_attend_launch(const yard_attend_args *a, uint32_t max_rows
 struct expanded_args {
     yard_mla_prefill_args a;
     yard_batch batch;
+    yard_latent_row cached;
     uint32_t tile; /* positions expanded at once; divides a page */
 };
 
@@ -193,7 +196,8 @@ static __device__ expanded_shared lay_out(const yard_mla_prefill_args &a, uint32
     return m;
 }
 
-/* Latents of n positions from p0 on, rounded to FP8 where the weights are FP8; a warp a group. */
+/* Latents of n positions from p0 on, rounded to FP8 where the weights are FP8 (which changes none
+ * that an FP8 cache has); a warp a group. */
 static __device__ void load_latents(const expanded_args &x, const expanded_shared &m, uint32_t row,
                                     uint32_t p0, uint32_t n)
 {
@@ -204,10 +208,10 @@ static __device__ void load_latents(const expanded_args &x, const expanded_share
     for (uint32_t i = warp; i < n * n_groups; i += SPAN_THREADS / LANES) {
         const uint32_t j = i / n_groups, first = i % n_groups * YARD_GROUP;
         const uint32_t end = min(first + YARD_GROUP, a.kv_rank);
-        const size_t at = cache_row(x.batch, row, p0 + j) * a.cache.width;
+        const size_t at = cache_row(x.batch, row, p0 + j);
         float *to = m.latent + j * a.kv_rank, amax = 0.0f;
         for (uint32_t c = first + lane; c < end; c += LANES) {
-            to[c] = plain_value(a.cache.dtype, a.cache.data, at + c);
+            to[c] = cached_value(a.cache, x.cached, a.kv_rank, at, c);
             if (a.quantise)
                 to[c] = bf16_round(to[c]);
             amax = fmaxf(amax, fabsf(to[c]));
@@ -245,9 +249,8 @@ static __device__ void expand_tile(const expanded_args &x, const expanded_shared
     }
     for (uint32_t i = threadIdx.x; i < n * a.rope_dims; i += SPAN_THREADS) {
         const uint32_t j = i / a.rope_dims, c = i % a.rope_dims;
-        m.key[j * head_dim + a.nope_dims + c] =
-            plain_value(a.cache.dtype, a.cache.data,
-                        cache_row(x.batch, row, p0 + j) * a.cache.width + a.kv_rank + c);
+        m.key[j * head_dim + a.nope_dims + c] = cached_value(
+            a.cache, x.cached, a.kv_rank, cache_row(x.batch, row, p0 + j), a.kv_rank + c);
     }
 }
 
@@ -352,6 +355,7 @@ yard_status yard_cuda_attend_expanded_launch(const yard_mla_prefill_args *a, uin
 
     x.a = *a;
     x.batch = *a->batch;
+    x.cached = yard_latent_row_of(a->cache.dtype, a->kv_rank, a->rope_dims);
     x.tile = YARD_PAGE_TOKENS;
     while (x.tile > 1 && expanded_floats(*a, x.tile) * sizeof(float) > MAX_SHARED_BYTES)
         x.tile /= 2;

@@ -165,12 +165,14 @@ static yard_status check_plain(const char *op, const char *name, yard_dtype dtyp
     return YARD_OK;
 }
 
+/* fp8: the cache may be, with rows in whole pieces of 16 bytes. */
 static yard_status check_attend(const char *op, const yard_rows *q, const yard_kv_layer *cache,
-                                const yard_rows *y, yard_error *err)
+                                bool fp8, const yard_rows *y, yard_error *err)
 {
     yard_status st = check_plain(op, "q", q->dtype, q->data, err);
 
-    if (st == YARD_OK)
+    if (st == YARD_OK &&
+        !(fp8 && cache->dtype == YARD_FP8_E4M3 && cache->data && (uintptr_t)cache->data % 16 == 0))
         st = check_plain(op, "cache", cache->dtype, cache->data, err);
     if (st == YARD_OK)
         st = check_plain(op, "y", y->dtype, y->data, err);
@@ -232,6 +234,8 @@ static yard_status decode_plain(const cuda_stream *s, const yard_mla_decode_args
                 .stride = a->head_dim,
                 .first = a->head_dim - a->rope_dims },
         .cache = a->cache,
+        .kv_rank = a->kv_rank,
+        .cached = yard_latent_row_of(a->cache.dtype, a->kv_rank, a->rope_dims),
         .n_v = a->kv_rank,
         .scale = a->softmax_scale,
         .y = a->y,
@@ -244,7 +248,7 @@ void yard_cuda_mla_decode(yard_stream stream, const yard_mla_decode_args *a)
 {
     cuda_stream *s = cuda_of(stream);
     yard_error err = { 0 };
-    yard_status st = check_attend("mla_decode", &a->q, &a->cache, &a->y, &err);
+    yard_status st = check_attend("mla_decode", &a->q, &a->cache, true, &a->y, &err);
 
     if (st == YARD_OK)
         st = check_plain("mla_decode", "q_latent", a->q_latent.dtype, a->q_latent.data, &err);
@@ -288,7 +292,7 @@ void yard_cuda_mla_prefill(yard_stream stream, const yard_mla_prefill_args *a)
 {
     cuda_stream *s = cuda_of(stream);
     yard_error err = { 0 };
-    yard_status st = check_attend("mla_prefill", &a->q, &a->cache, &a->y, &err);
+    yard_status st = check_attend("mla_prefill", &a->q, &a->cache, true, &a->y, &err);
 
     if (st == YARD_OK && !a->kv_b.prepared)
         st = yard_fail(&err, YARD_EINVAL,
@@ -313,7 +317,7 @@ void yard_cuda_gqa_attend(yard_stream stream, const yard_gqa_attend_args *a)
 {
     cuda_stream *s = cuda_of(stream);
     yard_error err = { 0 };
-    const yard_status st = check_attend("gqa_attend", &a->q, &a->cache, &a->y, &err);
+    const yard_status st = check_attend("gqa_attend", &a->q, &a->cache, false, &a->y, &err);
     const yard_attend_args args = {
         .batch = *a->batch,
         .which = ATTEND_ALL_ROWS,

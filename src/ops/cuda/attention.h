@@ -36,6 +36,8 @@ typedef struct yard_attend_args {
     uint32_t n_heads, n_shared;
     yard_attend_query q0, q1; /* q1.dims 0: none */
     yard_kv_layer cache;
+    uint32_t kv_rank; /* of an FP8 cache, and how its rows lie */
+    yard_latent_row cached;
     uint32_t key_stride; /* key of kv head g: from element g * key_stride of a cache row */
     uint32_t value_first, value_stride, n_v;
     uint32_t window;

@@ -210,7 +210,27 @@ typedef struct append_args {
     yard_rope_append_kv_args a;
     yard_batch batch;
     bool wide, weight_wide, cache_wide;
+    yard_latent_row cached; /* of an FP8 cache */
 } append_args;
+
+/* The normed latent as codes and scales of an FP8 cache's row. */
+static __device__ __forceinline__ void store_codes(const append_args &n, const float *values,
+                                                   float inverse, const yard_rows &weight,
+                                                   uint8_t *to)
+{
+    const uint32_t kv_rank = n.a.kv_rank, lane = threadIdx.x % WARP_LANES;
+    const yard_rows codes = { YARD_FP8_E4M3, kv_rank, to, (float *)(to + n.cached.scale_at) };
+
+    for (uint32_t first = threadIdx.x / WARP_LANES * WARP_LANES * LANE_COLS; first < kv_rank;
+         first += APPEND_THREADS * LANE_COLS) { /* whole warps: lanes share groups */
+        const uint32_t col = first + lane * LANE_COLS;
+        const eight x = col < kv_rank
+                            ? normalised(from_shared(values + col), inverse,
+                                         load_values(weight, 0, col, kv_rank, n.weight_wide))
+                            : (eight){};
+        quantise_values(codes, 0, col, kv_rank, n.a.ue8m0, n.cache_wide, x);
+    }
+}
 
 /* The last warp turns the key's rotary part while the others norm the latent. */
 static __global__ void __launch_bounds__(APPEND_THREADS)
@@ -220,27 +240,33 @@ static __global__ void __launch_bounds__(APPEND_THREADS)
     __shared__ float piece_sum[APPEND_MAX_RANK / PIECE_COLS];
     const yard_rope_append_kv_args &a = n.a;
     const yard_rows weight = { a.norm_dtype, a.kv_rank, (void *)a.norm_weight, NULL };
-    const yard_rows cache = { a.cache.dtype, a.cache.width, a.cache.data, NULL };
+    const bool fp8 = a.cache.dtype == YARD_FP8_E4M3;
+    const yard_rows cache = { fp8 ? YARD_BF16 : a.cache.dtype, a.cache.width, a.cache.data, NULL };
     const uint32_t n_norm_threads = APPEND_THREADS - WARP_LANES;
     float *values = (float *)raw;
 
     allow_next_kernel();
     wait_previous_kernel();
     for (uint32_t row = blockIdx.x; row < (uint32_t)*n.batch.n_tokens; row += gridDim.x) {
-        const size_t kv = (size_t)row * a.kv.ld;
-        const size_t to = cache_row(n.batch, row) * a.cache.width;
+        const size_t kv = (size_t)row * a.kv.ld, slot = cache_row(n.batch, row);
+        const size_t to = slot * a.cache.width;
+        const size_t turned =
+            fp8 ? (slot * n.cached.n_bytes + n.cached.rope_at) / 2 : to + a.kv_rank;
 
         if (threadIdx.x < n_norm_threads)
             for (uint32_t col = threadIdx.x * LANE_COLS; col < a.kv_rank;
                  col += n_norm_threads * LANE_COLS)
                 to_shared(values + col, load_values(a.kv, kv, col, a.kv_rank, n.wide));
         else
-            rotate_head(a.rope, n.batch.position[row], a.kv, kv + a.kv_rank, cache, to + a.kv_rank,
+            rotate_head(a.rope, n.batch.position[row], a.kv, kv + a.kv_rank, cache, turned,
                         threadIdx.x % WARP_LANES);
         __syncthreads(); /* the latent is whole */
         sum_pieces(values, a.kv_rank, piece_sum);
         const float inverse = inverse_rms(piece_sum, a.kv_rank, a.eps);
-        for (uint32_t col = threadIdx.x * LANE_COLS; col < a.kv_rank;
+        if (fp8)
+            store_codes(n, values, inverse, weight,
+                        (uint8_t *)a.cache.data + slot * n.cached.n_bytes);
+        for (uint32_t col = threadIdx.x * LANE_COLS; col < a.kv_rank && !fp8;
              col += APPEND_THREADS * LANE_COLS)
             store_values(cache, to, col, a.kv_rank, n.cache_wide,
                          normalised(from_shared(values + col), inverse,
@@ -253,9 +279,16 @@ yard_status yard_cuda_rope_append_kv_launch(const yard_rope_append_kv_args *a, u
                                             void *stream, yard_error *err)
 {
     const yard_rows weight = { a->norm_dtype, a->kv_rank, (void *)a->norm_weight, NULL };
-    const yard_rows cache = { a->cache.dtype, a->cache.width, a->cache.data, NULL };
-    const append_args n = { *a, *a->batch, is_wide(&a->kv, a->kv_rank),
-                            is_wide(&weight, a->kv_rank), is_wide(&cache, a->kv_rank) };
+    const yard_latent_row cached = yard_latent_row_of(a->cache.dtype, a->kv_rank, a->rope.n_dims);
+    const bool fp8 = a->cache.dtype == YARD_FP8_E4M3;
+    const yard_rows cache = { a->cache.dtype, fp8 ? cached.n_bytes : a->cache.width, a->cache.data,
+                              NULL };
+    const append_args n = { *a,
+                            *a->batch,
+                            is_wide(&a->kv, a->kv_rank),
+                            is_wide(&weight, a->kv_rank),
+                            is_wide(&cache, a->kv_rank),
+                            cached };
 
     if (a->kv_rank > APPEND_MAX_RANK || a->rope.n_dims > ROPE_MAX_DIMS || a->rope.n_dims % 2)
         return yard_fail(
@@ -263,8 +296,11 @@ yard_status yard_cuda_rope_append_kv_launch(const yard_rope_append_kv_args *a, u
             "rope_append_kv: want a latent of at most %d and at most %d rotated, even; "
             "got %u and %u",
             APPEND_MAX_RANK, ROPE_MAX_DIMS, a->kv_rank, a->rope.n_dims);
-    if (!is_plain(a->kv.dtype) || !is_plain(a->cache.dtype) || !is_plain(a->norm_dtype))
-        return yard_fail(err, YARD_EINVAL, "rope_append_kv: want rows and cache in f32 or bf16");
+    if (!is_plain(a->kv.dtype) || !(fp8 || is_plain(a->cache.dtype)) || !is_plain(a->norm_dtype))
+        return yard_fail(err, YARD_EINVAL,
+                         "rope_append_kv: want rows in f32 or bf16, a cache in those or FP8");
+    if (fp8 && (uintptr_t)a->cache.data % 16)
+        return yard_fail(err, YARD_EINVAL, "rope_append_kv: want an FP8 cache at 16 bytes");
     return launch_rows(rope_append_kv_kernel, grid_for(max_rows, 1, APPEND_MAX_BLOCKS),
                        APPEND_THREADS, yard_align_up(a->kv_rank, LANE_COLS) * sizeof(float), n,
                        "rope_append_kv", stream, err);
