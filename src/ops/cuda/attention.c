@@ -264,7 +264,8 @@ static bool prefill_fits(const cuda_stream *s, const yard_mla_prefill_args *a)
 
     return s->prefill.states && a->kv_rank == PREFILL_RANK && a->nope_dims == PREFILL_NOPE &&
            a->rope_dims == PREFILL_ROPE && a->v_dims == PREFILL_V &&
-           a->n_heads <= s->prefill.max_heads && a->cache.dtype == YARD_BF16 &&
+           a->n_heads <= s->prefill.max_heads &&
+           (a->cache.dtype == YARD_BF16 || a->cache.dtype == YARD_FP8_E4M3) &&
            a->cache.width == MLA_WIDTH && (uintptr_t)a->cache.data % 16 == 0 && in_pieces(&a->q) &&
            in_pieces(&a->y) && w->tiled && a->quantise == fp8;
 }

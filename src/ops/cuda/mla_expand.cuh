@@ -27,14 +27,24 @@ struct expand_range {
     size_t slot; /* first row of the workspace */
 };
 
+static __device__ __forceinline__ size_t cached_row_of(const expand_range &r, uint32_t i)
+{
+    const uint32_t p = r.first + i;
+
+    return (size_t)r.pages[p / YARD_PAGE_TOKENS] * YARD_PAGE_TOKENS + p % YARD_PAGE_TOKENS;
+}
+
 static __device__ __forceinline__ const uint16_t *latent_of(const yard_prefill_task &t,
                                                             const expand_range &r, uint32_t i)
 {
-    const uint32_t p = r.first + i;
-    const size_t row =
-        (size_t)r.pages[p / YARD_PAGE_TOKENS] * YARD_PAGE_TOKENS + p % YARD_PAGE_TOKENS;
+    return (const uint16_t *)t.cache.data + cached_row_of(r, i) * t.cache.width;
+}
 
-    return (const uint16_t *)t.cache.data + row * t.cache.width;
+/* The same of an FP8 cache. */
+static __device__ __forceinline__ const uint8_t *codes_of(const yard_prefill_task &t,
+                                                          const expand_range &r, uint32_t i)
+{
+    return (const uint8_t *)t.cache.data + cached_row_of(r, i) * PREFILL_CODES_BYTES;
 }
 
 static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t pair, float inverse)
@@ -95,7 +105,64 @@ static __device__ __forceinline__ void load_rounded(const yard_prefill_task &t,
     }
 }
 
-/* The same as they are. */
+/* The same of an FP8 cache, which has them rounded. */
+static __device__ __forceinline__ void load_codes(const yard_prefill_task &t, const expand_range &r,
+                                                  uint8_t *shared, uint32_t tile, uint32_t thread)
+{
+    enum { PIECES = PREFILL_RANK / 16, GROUPS = PREFILL_RANK / YARD_GROUP };
+
+#pragma unroll 8
+    for (uint32_t i = thread; i < EXPAND_ROWS * PIECES; i += EXPAND_THREADS) {
+        const uint32_t row = i / PIECES, piece = i % PIECES, p = tile * EXPAND_ROWS + row;
+        uint4 raw = make_uint4(0, 0, 0, 0);
+        if (p < r.n)
+            raw = *(const uint4 *)(codes_of(t, r, p) + piece * 16);
+        *(uint4 *)(shared + EXPAND_X_AT + piece / 8 * EXPAND_CHUNK_BYTES + row * 128 +
+                   (piece % 8 ^ row % 8) * 16) = raw;
+    }
+    if (thread < EXPAND_ROWS) {
+        const uint32_t p = tile * EXPAND_ROWS + thread;
+        float4 scales = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+        if (p < r.n)
+            scales = *(const float4 *)(codes_of(t, r, p) + PREFILL_SCALE_AT);
+        ((float4 *)(shared + EXPAND_SCALE_AT))[thread] = scales;
+    }
+}
+
+/* bf16 of two codes times their scale, the lower first. */
+static __device__ __forceinline__ uint32_t widen_pair(uint32_t codes, float scale)
+{
+    uint32_t halves;
+
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)codes));
+    return pack_bf16(__fmul_rn(__half2float(__ushort_as_half((uint16_t)halves)), scale),
+                     __fmul_rn(__half2float(__ushort_as_half((uint16_t)(halves >> 16))), scale));
+}
+
+/* The values of an FP8 cache. */
+static __device__ __forceinline__ void load_widened(const yard_prefill_task &t,
+                                                    const expand_range &r, uint8_t *shared,
+                                                    uint32_t tile, uint32_t thread)
+{
+    enum { PIECES = PREFILL_RANK / 8 };
+
+#pragma unroll 4
+    for (uint32_t i = thread; i < EXPAND_ROWS * PIECES; i += EXPAND_THREADS) {
+        const uint32_t row = i / PIECES, piece = i % PIECES, p = tile * EXPAND_ROWS + row;
+        uint4 wide = make_uint4(0, 0, 0, 0);
+        if (p < r.n) {
+            const uint8_t *from = codes_of(t, r, p);
+            const uint2 raw = *(const uint2 *)(from + piece * 8);
+            const float scale = ((const float *)(from + PREFILL_SCALE_AT))[piece * 8 / YARD_GROUP];
+            wide = make_uint4(widen_pair(raw.x, scale), widen_pair(raw.x >> 16, scale),
+                              widen_pair(raw.y, scale), widen_pair(raw.y >> 16, scale));
+        }
+        *(uint4 *)(shared + EXPAND_X_AT + piece / 8 * EXPAND_CHUNK_BYTES + row * 128 +
+                   (piece % 8 ^ row % 8) * 16) = wide;
+    }
+}
+
+/* Those of a bf16 cache. */
 static __device__ __forceinline__ void load_plain(const yard_prefill_task &t, const expand_range &r,
                                                   uint8_t *shared, uint32_t tile, uint32_t thread)
 {
@@ -130,7 +197,9 @@ copy_rotated(const yard_prefill_task &t, const expand_range &r, uint32_t tile, u
         const uint32_t p = tile * EXPAND_ROWS + i / 8;
         uint4 raw = make_uint4(0, 0, 0, 0);
         if (p < r.n)
-            raw = *(const uint4 *)(latent_of(t, r, p) + PREFILL_RANK + i % 8 * 8);
+            raw = t.cache.dtype == YARD_FP8_E4M3
+                      ? *(const uint4 *)(codes_of(t, r, p) + PREFILL_ROPE_AT + i % 8 * 16)
+                      : *(const uint4 *)(latent_of(t, r, p) + PREFILL_RANK + i % 8 * 8);
         *(uint4 *)(t.keys + (r.slot + p) * PREFILL_KEY + PREFILL_NOPE + i % 8 * 8) = raw;
     }
 }
@@ -213,6 +282,7 @@ static __device__ __forceinline__ void expand(const yard_tensor_map *map,
 {
     const uint32_t half = __shfl_sync(0xffffffffu, thread / 128, 0);
     const uint32_t n_tiles = (r.n + 127) / 128 * 2, base = shared_address(shared);
+    const bool codes = t.cache.dtype == YARD_FP8_E4M3;
 
     for (uint32_t pass = 0; pass < (t.fp8 ? 1u : 2u); pass++) {
         if (thread == 0) {
@@ -227,8 +297,12 @@ static __device__ __forceinline__ void expand(const yard_tensor_map *map,
         }
         __syncwarp();
         for (uint32_t tile = rank, n = 0; tile < n_tiles; tile += n_ranks, n++) {
-            if (t.fp8)
+            if (t.fp8 && codes)
+                load_codes(t, r, shared, tile, thread);
+            else if (t.fp8)
                 load_rounded(t, r, shared, tile, thread);
+            else if (codes)
+                load_widened(t, r, shared, tile, thread);
             else
                 load_plain(t, r, shared, tile, thread);
             if (pass == 0)

@@ -20,6 +20,10 @@ enum {
     PREFILL_ROPE = 64,
     PREFILL_KEY = PREFILL_NOPE + PREFILL_ROPE,
     PREFILL_V = 128,
+    /* a row of an FP8 cache: see yard_latent_row_of() */
+    PREFILL_SCALE_AT = PREFILL_RANK,
+    PREFILL_ROPE_AT = PREFILL_SCALE_AT + PREFILL_RANK / YARD_GROUP * 4,
+    PREFILL_CODES_BYTES = PREFILL_ROPE_AT + PREFILL_ROPE * 2,
     PREFILL_OUT = PREFILL_NOPE + PREFILL_V, /* rows of kv_b a head */
     PREFILL_RANGE = 4096,                   /* positions expanded at once */
     PREFILL_MAX_CLUSTERS = 132,
@@ -40,9 +44,9 @@ typedef struct yard_prefill_workspace {
 typedef struct yard_prefill_task {
     yard_batch batch;
     uint32_t n_heads;
-    float scale_log2; /* softmax_scale * log2(e) */
-    yard_rows q, y;   /* bf16, whole 16-byte pieces a head */
-    yard_kv_layer cache;
+    float scale_log2;     /* softmax_scale * log2(e) */
+    yard_rows q, y;       /* bf16, whole 16-byte pieces a head */
+    yard_kv_layer cache;  /* bf16 or FP8 */
     bool fp8, ue8m0;      /* fp8: weights are, and latents are rounded */
     uint32_t w_first;     /* row of the map where kv_b begins */
     const float *w_scale; /* of kv_b: one a row of 128 and block of 128 columns */
