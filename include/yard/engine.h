@@ -49,7 +49,7 @@ typedef enum yard_kv_dtype {
     YARD_KV_BF16, /* f32 in exact mode */
     YARD_KV_FP8   /* latents as FP8 e4m3 with one scale per 128, rotated keys as bf16: 656 bytes a
                      token and layer of DeepSeek-V3, not 1,152. Models with latent attention, in
-                     quantised mode, on the CPU */
+                     quantised mode */
 } yard_kv_dtype;
 
 /* Which pages of the KV cache a request may take over from others that began with the same tokens.

@@ -42,7 +42,7 @@ const char *yard_cli_argp_cuda_variant(struct argp_state *state, const char *tex
 /* bf16 or fp8; any other word ends the program. */
 #define YARD_CLI_KV_DTYPE_HELP                                                                     \
     "KV cache: bf16 (default; f32 with --exact), or fp8: latents in 8 bits with scales, 57 % of "  \
-    "the bytes at DeepSeek-V3's sizes. For models with latent attention, on the CPU"
+    "the bytes at DeepSeek-V3's sizes. For models with latent attention"
 yard_kv_dtype yard_cli_argp_kv_dtype(struct argp_state *state, const char *text);
 
 /* none, cpu or node; any other word ends the program. */

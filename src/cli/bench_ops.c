@@ -90,8 +90,7 @@ static const struct argp_option option_list[] = {
     { "ops", KEY_OPS, "LIST", 0, "Operations, or uses of them such as q_b (default: all)", 0 },
     { "tokens", KEY_TOKENS, "LIST", 0, "Numbers of tokens (default 1,16,512)", 0 },
     { "context", KEY_CONTEXT, "N", 0, "Cached positions that decoding reads (default 1024)", 0 },
-    { "kv-dtype", KEY_KV_DTYPE, "TYPE", 0,
-      "Cache of latents: bf16 (default), or fp8, which is for the CPU", 0 },
+    { "kv-dtype", KEY_KV_DTYPE, "TYPE", 0, "Cache of latents: bf16 (default) or fp8", 0 },
     { "experts", KEY_EXPERTS, "N", 0, "Experts of this rank (default 32, or all)", 0 },
     { "table", KEY_TABLE, "NAME", 0, "fast or deterministic (default: all the device has)", 0 },
     { "threads", KEY_THREADS, "N", 0, "CPU threads (default: all processors)", 0 },
@@ -241,10 +240,6 @@ static yard_status find_device(ops_bench *b, yard_error *err)
     if (!yard_ops_find(b->device->name))
         return yard_fail(err, YARD_ENOTSUP,
                          "--device: this build has no %s: it was made without nvcc",
-                         b->args.device);
-    if (b->args.kv_dtype == YARD_KV_FP8 && b->device != &yard_bench_ops_cpu)
-        return yard_fail(err, YARD_ENOTSUP,
-                         "--kv-dtype fp8: want device cpu, got %s, which has bf16 only so far",
                          b->args.device);
     return YARD_OK;
 }

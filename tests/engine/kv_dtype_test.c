@@ -276,9 +276,6 @@ static void what_has_no_such_cache(void **state)
     config.model_dir = "tests/golden/families/mixtral";
     refused(config, YARD_ENOTSUP, "want a model that caches latents, got mixtral");
     config.model_dir = DEMO_DIR;
-    config.device = "cuda";
-    refused(config, YARD_ENOTSUP, "want device cpu, got cuda");
-    config.device = NULL;
     config.mode = YARD_EXACT;
     refused(config, YARD_EINVAL, "want quantised mode, got exact");
     config.mode = YARD_QUANTISED;

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/convert.h"
+
 enum { SHARED_PAGES = 96 };
 
 uint32_t scene_below(gpu_test *t, uint32_t n)
@@ -103,6 +105,54 @@ bool scene_create(const bed *b, scene *s, const scene_seq *seqs, uint32_t n_seqs
     return scene_upload(s);
 }
 
+static void narrow_row(const uint16_t *values, uint32_t kv_rank, uint32_t rope_dims, bool ue8m0,
+                       uint8_t *row)
+{
+    const yard_latent_row at = yard_latent_row_of(YARD_FP8_E4M3, kv_rank, rope_dims);
+    float latent[1024];
+
+    if (values[0] == 0xffff) /* beyond the sequence: stays NaN */
+        return;
+    for (uint32_t c = 0; c < kv_rank; c++)
+        latent[c] = yard_f32_from_bf16(values[c]);
+    yard_convert_c.quantise(latent, kv_rank, ue8m0, row, (float *)(void *)(row + at.scale_at));
+    memcpy(row + at.rope_at, values + kv_rank, rope_dims * sizeof(*values));
+}
+
+bool scene_make_fp8(scene *s, uint32_t kv_rank, bool ue8m0)
+{
+    const uint32_t rope_dims = s->width - kv_rank;
+    const size_t row_bytes = yard_latent_row_of(YARD_FP8_E4M3, kv_rank, rope_dims).n_bytes;
+    const size_t n_rows = (size_t)(SHARED_PAGES + s->n_seqs) * 64;
+    twin narrow;
+
+    if (!twin_create(s->b, &narrow, n_rows * row_bytes))
+        return false;
+    memset(narrow.host, 0xff, narrow.n_bytes);
+    for (size_t row = 0; row < n_rows; row++)
+        narrow_row((const uint16_t *)s->pages.host + row * s->width, kv_rank, rope_dims, ue8m0,
+                   (uint8_t *)narrow.host + row * row_bytes);
+    twin_destroy(s->b, &s->pages);
+    s->pages = narrow;
+    s->kv_rank = kv_rank;
+    s->cache.dtype = YARD_FP8_E4M3;
+    s->cache.data = narrow.device;
+    return twin_upload(s->b, &s->pages);
+}
+
+static double narrow_value(const scene *s, size_t row, uint32_t col)
+{
+    const yard_latent_row at = yard_latent_row_of(YARD_FP8_E4M3, s->kv_rank, s->width - s->kv_rank);
+    const uint8_t *stored = (const uint8_t *)s->pages.host + row * at.n_bytes;
+
+    if (col >= s->kv_rank)
+        return (double)yard_f32_from_bf16(
+            ((const uint16_t *)(const void *)(stored + at.rope_at))[col - s->kv_rank]);
+    return (double)yard_bf16_round(
+        yard_f32_from_e4m3(stored[col]) *
+        ((const float *)(const void *)(stored + at.scale_at))[col / YARD_GROUP]);
+}
+
 void scene_destroy(scene *s)
 {
     twin_destroy(s->b, &s->n_tokens);
@@ -117,10 +167,11 @@ void scene_values(const scene *s, uint32_t seq, uint32_t position, uint32_t col,
                   double *out)
 {
     const int32_t page = ((const int32_t *)s->page_table.host)[seq * s->page_ld + position / 64];
-    const size_t at = ((size_t)page * 64 + position % 64) * s->width + col;
+    const size_t row = (size_t)page * 64 + position % 64, at = row * s->width + col;
 
     for (uint32_t c = 0; c < n; c++)
-        out[c] = s->cache.dtype == YARD_BF16
+        out[c] = s->cache.dtype == YARD_FP8_E4M3 ? narrow_value(s, row, col + c)
+                 : s->cache.dtype == YARD_BF16
                      ? (double)yard_f32_from_bf16(((const uint16_t *)s->pages.host)[at + c])
                      : (double)((const float *)s->pages.host)[at + c];
 }

@@ -17,6 +17,7 @@ typedef struct scene {
     const bed *b;
     const scene_seq *seqs;
     uint32_t n_rows, n_seqs, width, page_ld;
+    uint32_t kv_rank;    /* of an FP8 cache */
     yard_batch batch;    /* device */
     yard_kv_layer cache; /* device */
     twin n_tokens, position, seq, absorbed, page_table, pages;
@@ -24,6 +25,8 @@ typedef struct scene {
 
 bool scene_create(const bed *b, scene *s, const scene_seq *seqs, uint32_t n_seqs, uint32_t width,
                   yard_dtype dtype);
+/* Its bf16 cache becomes an FP8 one of latents. */
+bool scene_make_fp8(scene *s, uint32_t kv_rank, bool ue8m0);
 void scene_destroy(scene *s);
 /* The host's copies, changed by the test, to the device. */
 bool scene_upload(scene *s);

@@ -14,15 +14,22 @@ typedef struct decode_shape {
     const char *name;
     uint32_t n_heads, nope, rope, rank;
     yard_dtype dtype;
+    bool fp8_cache;
 } decode_shape;
 
 static const decode_shape shapes[] = {
-    { "v2-lite", 16, 128, 64, 512, YARD_BF16 },  { "demo", 4, 64, 32, 128, YARD_BF16 },
-    { "f32", 3, 64, 64, 512, YARD_F32 },         { "odd", 5, 20, 12, 72, YARD_BF16 },
-    { "v3, tp 3", 43, 128, 64, 512, YARD_BF16 }, { "k2", 64, 128, 64, 512, YARD_BF16 },
-    { "v3", 128, 128, 64, 512, YARD_BF16 },
+    { "demo, FP8 cache", 4, 64, 32, 128, YARD_BF16, true },
+    { "v2-lite", 16, 128, 64, 512, YARD_BF16, false },
+    { "demo", 4, 64, 32, 128, YARD_BF16, false },
+    { "f32", 3, 64, 64, 512, YARD_F32, false },
+    { "odd", 5, 20, 12, 72, YARD_BF16, false },
+    { "v3, tp 3", 43, 128, 64, 512, YARD_BF16, false },
+    { "k2", 64, 128, 64, 512, YARD_BF16, false },
+    { "v3", 128, 128, 64, 512, YARD_BF16, false },
+    { "odd, FP8 cache", 5, 20, 12, 72, YARD_BF16, true },
+    { "v2-lite, FP8 cache", 16, 128, 64, 512, YARD_BF16, true },
 };
-enum { N_SHAPES = sizeof(shapes) / sizeof(shapes[0]), N_QUICK = 4 };
+enum { N_SHAPES = sizeof(shapes) / sizeof(shapes[0]), N_QUICK = 5 };
 
 typedef struct decode_case {
     const decode_shape *shape;
@@ -54,6 +61,8 @@ static bool case_create(const bed *b, decode_case *c, const decode_shape *h, con
 
     *c = (decode_case){ .shape = h, .scale = 4.0f / sqrtf((float)(h->rank + h->rope)) };
     if (!scene_create(b, &c->s, seqs, n_seqs, h->rank + h->rope, h->dtype))
+        return false;
+    if (h->fp8_cache && !scene_make_fp8(&c->s, h->rank, false))
         return false;
     return rows_create(b, &c->q_latent, h->dtype, c->s.n_rows + SPARE_ROWS, h->n_heads * h->rank,
                        h->n_heads * h->rank, true) &&

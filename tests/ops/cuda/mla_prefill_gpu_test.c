@@ -12,20 +12,25 @@ typedef struct prefill_shape {
     const char *name;
     uint32_t n_heads, nope, rope, v, rank;
     yard_dtype w, x; /* x: of queries, cache and results */
+    bool fp8_cache;
 } prefill_shape;
 
 static const prefill_shape shapes[] = {
-    { "demo", 4, 64, 32, 64, 128, YARD_FP8_E4M3, YARD_BF16 },
-    { "v2-lite, 3 heads", 3, 128, 64, 128, 512, YARD_BF16, YARD_BF16 },
-    { "v3, 2 heads", 2, 128, 64, 128, 512, YARD_FP8_E4M3, YARD_BF16 },
-    { "odd", 5, 20, 12, 28, 72, YARD_BF16, YARD_BF16 },
-    { "f32", 2, 128, 64, 128, 512, YARD_F32, YARD_F32 },
-    { "v2-lite", 16, 128, 64, 128, 512, YARD_BF16, YARD_BF16 },
-    { "v3, tp 3", 43, 128, 64, 128, 512, YARD_FP8_E4M3, YARD_BF16 },
-    { "k2", 64, 128, 64, 128, 512, YARD_FP8_E4M3, YARD_BF16 },
-    { "v3", 128, 128, 64, 128, 512, YARD_FP8_E4M3, YARD_BF16 },
+    { "demo", 4, 64, 32, 64, 128, YARD_FP8_E4M3, YARD_BF16, false },
+    { "v2-lite, 3 heads", 3, 128, 64, 128, 512, YARD_BF16, YARD_BF16, false },
+    { "v3, 2 heads", 2, 128, 64, 128, 512, YARD_FP8_E4M3, YARD_BF16, false },
+    { "v3, 2 heads, FP8 cache", 2, 128, 64, 128, 512, YARD_FP8_E4M3, YARD_BF16, true },
+    { "v2-lite, 3 heads, FP8 cache", 3, 128, 64, 128, 512, YARD_BF16, YARD_BF16, true },
+    { "demo, FP8 cache", 4, 64, 32, 64, 128, YARD_FP8_E4M3, YARD_BF16, true },
+    { "odd, FP8 cache", 5, 20, 12, 28, 72, YARD_BF16, YARD_BF16, true },
+    { "odd", 5, 20, 12, 28, 72, YARD_BF16, YARD_BF16, false },
+    { "f32", 2, 128, 64, 128, 512, YARD_F32, YARD_F32, false },
+    { "v2-lite", 16, 128, 64, 128, 512, YARD_BF16, YARD_BF16, false },
+    { "v3, tp 3", 43, 128, 64, 128, 512, YARD_FP8_E4M3, YARD_BF16, false },
+    { "k2", 64, 128, 64, 128, 512, YARD_FP8_E4M3, YARD_BF16, false },
+    { "v3", 128, 128, 64, 128, 512, YARD_FP8_E4M3, YARD_BF16, false },
 };
-enum { N_SHAPES = sizeof(shapes) / sizeof(shapes[0]), N_QUICK = 4 };
+enum { N_SHAPES = sizeof(shapes) / sizeof(shapes[0]), N_QUICK = 8 };
 
 typedef struct prefill_scene {
     const char *name;
@@ -178,6 +183,7 @@ static void one_case(const bed *b, prefill_case *c, const prefill_scene *what,
     scene_error error = { 0 };
     uint8_t *first, *prompt;
     bool ok = scene_create(b, &c->s, what->seqs, what->n_seqs, h->rank + h->rope, h->x) &&
+              (!h->fp8_cache || scene_make_fp8(&c->s, h->rank, what->n_seqs % 2 == 0)) &&
               rows_create(b, &c->q, h->x, c->s.n_rows + SPARE_ROWS, q_cols, q_cols, true) &&
               rows_create(b, &c->y, h->x, c->s.n_rows + SPARE_ROWS, y_cols, y_cols, false);
 

@@ -87,21 +87,25 @@ static void call_gqa(const yard_ops *ops, yard_stream s, const void *args)
     ops->gqa_append_kv(s, args);
 }
 
-static void append_case(both *t, uint32_t n, uint32_t rank, uint32_t n_dims, uint32_t variant)
+/* fp8: the cache is, in rows of as many bytes as so many bf16 values. */
+static void append_case(both *t, uint32_t n, uint32_t rank, uint32_t n_dims, uint32_t variant,
+                        bool fp8)
 {
     const bed *b = &t->b;
     const uint32_t width = rank + n_dims, pad = variant % 3;
+    const yard_dtype dtype = fp8 || variant % 4 < 2 ? YARD_BF16 : YARD_F32;
+    const uint32_t cols = fp8 ? yard_latent_row_of(YARD_FP8_E4M3, rank, n_dims).n_bytes / 2 : width;
     const yard_dtype weight_dtype = variant % 2 ? YARD_BF16 : YARD_F32;
     batch_twin k = { 0 };
     rows_twin kv = { 0 }, cache = { 0 }, weight = { 0 };
     twin freq = { 0 };
-    const bool ok = batch_create(t, &k, n) && freq_create(t, &freq, n_dims) &&
-                    rows_create(b, &kv, variant % 2 ? YARD_F32 : YARD_BF16, n + SPARE_ROWS, width,
-                                width + pad, true) &&
-                    both_vary(t, &kv) &&
-                    rows_create(b, &cache, variant % 4 < 2 ? YARD_BF16 : YARD_F32,
-                                k.n_pages * YARD_PAGE_TOKENS, width, width, false) &&
-                    rows_create(b, &weight, weight_dtype, 1, rank, rank, true);
+    const bool ok =
+        batch_create(t, &k, n) && freq_create(t, &freq, n_dims) &&
+        rows_create(b, &kv, variant % 2 ? YARD_F32 : YARD_BF16, n + SPARE_ROWS, width, width + pad,
+                    true) &&
+        both_vary(t, &kv) &&
+        rows_create(b, &cache, dtype, k.n_pages * YARD_PAGE_TOKENS, cols, cols, false) &&
+        rows_create(b, &weight, weight_dtype, 1, rank, rank, true);
     const yard_rope rope = { .inv_freq = freq.host,
                              .n_dims = n_dims,
                              .layout = variant % 5 ? YARD_ROPE_PAIRS : YARD_ROPE_HALVES };
@@ -113,7 +117,8 @@ static void append_case(both *t, uint32_t n, uint32_t rank, uint32_t n_dims, uin
         .norm_weight = weight.data.host,
         .eps = 1e-6f,
         .rope = rope,
-        .cache = { .dtype = cache.host.dtype, .width = width, .data = cache.data.host }
+        .cache = { .dtype = fp8 ? YARD_FP8_E4M3 : dtype, .width = width, .data = cache.data.host },
+        .ue8m0 = variant % 2
     };
     yard_rope_append_kv_args device = host;
 
@@ -124,8 +129,8 @@ static void append_case(both *t, uint32_t n, uint32_t rank, uint32_t n_dims, uin
     device.cache.data = cache.data.device;
     if (ok)
         both_run(t, call_append, &host, &device);
-    gpu_test_case(b->t, ok && both_same_rows(t, &cache), "append: %u x %u + %u, variant %u", n,
-                  rank, n_dims, variant);
+    gpu_test_case(b->t, ok && both_same_rows(t, &cache), "append: %u x %u + %u, variant %u%s", n,
+                  rank, n_dims, variant, fp8 ? ", FP8 cache" : "");
     batch_destroy(t, &k);
     rows_destroy(b, &kv);
     rows_destroy(b, &cache);
@@ -216,9 +221,11 @@ void gpu_test_rope(gpu_test *test)
         return;
     for (uint32_t c = 0, variant = 0; c < 7 - (uint32_t)test->quick; c++) {
         for (uint32_t forms = 0; forms < 4; forms++, variant++) {
-            append_case(&t, counts[c], 512, 64, variant); /* V3, K2, V2-Lite */
-            append_case(&t, counts[c], 128, 32, variant); /* demo */
-            append_case(&t, counts[c], 70, 6, variant);
+            for (int fp8 = 0; fp8 < 2; fp8++) {
+                append_case(&t, counts[c], 512, 64, variant, fp8); /* V3, K2, V2-Lite */
+                append_case(&t, counts[c], 128, 32, variant, fp8); /* demo */
+                append_case(&t, counts[c], 70, 6, variant, fp8);
+            }
         }
         rope_q_case(&t, counts[c], 4, 64, 32, variant);
         rope_q_case(&t, counts[c], 16, 128, 64, variant + 1);
