@@ -460,7 +460,8 @@ typedef struct yard_ops {
     yard_status (*check)(yard_stream s, yard_error *err);
 
     /* Memory of the backend's device, at least 64-byte aligned, not initialised; belongs to the
-     * caller. upload and download wait for what the stream holds, and are complete on return.
+     * caller. upload has read the host's memory on return, and writes when the stream comes to
+     * it; download waits for what the stream holds, and is complete on return.
      * available: bytes that nobody has taken now; UINT64_MAX: not known. Errors: YARD_ENOMEM,
      * YARD_EDEVICE. */
     yard_status (*available)(uint64_t *n_bytes, yard_stream s, yard_error *err);

@@ -64,6 +64,7 @@ static void upload(void *device, const void *host, size_t n_bytes)
     yard_error err = { 0 };
 
     must(yard_ops_find("cuda")->upload(copies(), device, host, n_bytes, &err), &err);
+    yard_ops_find("cuda")->synchronise(copies()); /* other streams read it */
 }
 
 static void download(void *host, const void *device, size_t n_bytes)

@@ -384,6 +384,7 @@ void yard_model_destroy(yard_model *m)
         return;
     yard_exchange_destroy(m);
     if (m->ops) {
+        yard_model_release_replays(m);
         yard_model_release_weights(m);
         yard_mirror_close(m, &m->inputs);
         yard_mirror_close(m, &m->sampling);

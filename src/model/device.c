@@ -40,13 +40,13 @@ yard_status yard_mirror_upload(const yard_model *m, const yard_mirror *mirror, s
     return m->ops->upload(m->stream, mirror->device + first, mirror->host + first, n_bytes, err);
 }
 
-static uint32_t bound_of(int32_t n_tokens, uint32_t max_tokens)
+uint32_t yard_model_bound_rows(uint32_t n_rows, uint32_t max_rows)
 {
     uint32_t bound = 1;
 
-    while (bound < (uint32_t)n_tokens)
+    while (bound < n_rows)
         bound *= 2;
-    return bound < max_tokens ? bound : max_tokens;
+    return bound < max_rows ? bound : max_rows;
 }
 
 /* Of the page table, only rows up to the last one that the step reads. */
@@ -57,10 +57,12 @@ yard_status yard_model_bring_rows(yard_model *m, int32_t n_tokens, yard_error *e
     int32_t n_seqs = 0;
 
     m->all.n_tokens = n_tokens;
-    m->all.max_rows = bound_of(n_tokens, m->options.max_tokens);
+    m->all.max_rows = yard_model_bound_rows((uint32_t)n_tokens, m->options.max_tokens);
     m->count[0] = n_tokens;
     m->count[1] = (n_tokens + 1) / 2;
     m->count[2] = n_tokens / 2;
+    m->all.has_prompts = n_tokens > 0 && memchr(m->step.absorbed, 0, (size_t)n_tokens);
+    m->all.has_generated = n_tokens > 0 && memchr(m->step.absorbed, 1, (size_t)n_tokens);
     for (int32_t i = 0; i < n_tokens; i++)
         n_seqs = m->step.seq[i] >= n_seqs ? m->step.seq[i] + 1 : n_seqs;
     end += (size_t)n_seqs * m->options.max_pages_per_seq * sizeof(int32_t);

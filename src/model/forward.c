@@ -1,6 +1,33 @@
 /* The passes over all layers: forward, output head, MTP module. */
 #include "model/forward_impl.h"
 
+/* A pass over rows that are there; complete on return. */
+static yard_status run_pass(yard_model *m, const yard_schedule *schedule, yard_pass_kind kind,
+                            yard_pass pass, yard_error *err)
+{
+    yard_status st;
+
+    if (!schedule)
+        schedule = &yard_schedule_none;
+    st = yard_model_cut(m, schedule, err);
+    if (st == YARD_OK)
+        st = yard_model_issue_pass(m, schedule, kind, pass, err);
+    if (st != YARD_OK)
+        return st;
+    m->ops->synchronise(m->stream);
+    st = m->ops->check(m->stream, err);
+    return st == YARD_OK ? yard_exchange_check(m, err) : st;
+}
+
+static void forward(yard_model *m, const yard_schedule *schedule)
+{
+    m->ops->embed(m->stream, &(yard_embed_args){ .n_rows = m->all.batch.n_tokens,
+                                                 .token = m->all.batch.token,
+                                                 .table = m->weights->embed,
+                                                 .x = m->all.x });
+    yard_model_issue_layers(m, schedule, 0, m->config.n_layers);
+}
+
 yard_status yard_model_forward(yard_model *m, const yard_schedule *schedule, yard_error *err)
 {
     const yard_status st = yard_model_bring_rows(m, m->step.n_tokens, err);
@@ -8,11 +35,7 @@ yard_status yard_model_forward(yard_model *m, const yard_schedule *schedule, yar
     if (st != YARD_OK)
         return st;
     m->drafted = false;
-    m->ops->embed(m->stream, &(yard_embed_args){ .n_rows = m->all.batch.n_tokens,
-                                                 .token = m->all.batch.token,
-                                                 .table = m->weights->embed,
-                                                 .x = m->all.x });
-    return yard_model_run_layers(m, schedule, 0, m->config.n_layers, err);
+    return run_pass(m, schedule, YARD_PASS_FORWARD, forward, err);
 }
 
 static yard_rms_norm_args norm_args(const yard_model *m, const int32_t *n_rows, float *x,
@@ -50,14 +73,14 @@ yard_status yard_model_logits(yard_model *m, const int32_t *index, uint32_t n_ro
     norm.y.quant = m->selected_norm.quant;
     norm.ue8m0 = m->config.ue8m0;
     m->ops->rms_norm_quant(m->stream, &norm);
-    yard_model_linear(m, &m->selected_norm, n, m->options.max_logits, head, logits);
+    yard_model_linear(m, &m->selected_norm, n, yard_model_bound_rows(n_rows, m->options.max_logits),
+                      head, logits);
     if (m->ops->in_host_memory)
         m->ops->synchronise(m->stream);
     return m->ops->check(m->stream, err);
 }
 
-yard_status yard_model_draft(yard_model *m, const yard_schedule *schedule,
-                             const int32_t *next_token, int32_t n_rows, yard_error *err)
+static void draft(yard_model *m, const yard_schedule *schedule)
 {
     const yard_mtp_weights *w = &m->weights->mtp[0];
     const yard_rows joined_hidden = yard_columns(m->joined, m->config.hidden);
@@ -65,13 +88,7 @@ yard_status yard_model_draft(yard_model *m, const yard_schedule *schedule,
     const activation joined = { .plain = m->joined };
     const int32_t *const n = m->all.batch.n_tokens;
     yard_rms_norm_args norm;
-    yard_status st;
 
-    if (n_rows > 0)
-        memcpy(m->next_token, next_token, (size_t)n_rows * sizeof(*next_token));
-    st = yard_model_bring_rows(m, n_rows, err);
-    if (st != YARD_OK)
-        return st;
     if (m->config.mtp_reads_normed_hidden) {
         norm = norm_args(m, n, m->all.x, &m->weights->final_norm, x);
         m->ops->rms_norm_quant(m->stream, &norm);
@@ -85,6 +102,19 @@ yard_status yard_model_draft(yard_model *m, const yard_schedule *schedule,
     norm = norm_args(m, n, m->all.x, &w->hnorm, joined_hidden);
     m->ops->rms_norm_quant(m->stream, &norm);
     yard_model_linear(m, &joined, n, m->all.max_rows, &w->eh_proj, x);
+    yard_model_issue_layers(m, schedule, m->config.n_layers, m->config.n_layers + 1);
+}
+
+yard_status yard_model_draft(yard_model *m, const yard_schedule *schedule,
+                             const int32_t *next_token, int32_t n_rows, yard_error *err)
+{
+    yard_status st;
+
+    if (n_rows > 0)
+        memcpy(m->next_token, next_token, (size_t)n_rows * sizeof(*next_token));
+    st = yard_model_bring_rows(m, n_rows, err);
+    if (st != YARD_OK)
+        return st;
     m->drafted = true;
-    return yard_model_run_layers(m, schedule, m->config.n_layers, m->config.n_layers + 1, err);
+    return run_pass(m, schedule, YARD_PASS_DRAFT, draft, err);
 }

@@ -36,6 +36,7 @@ typedef struct yard_part {
     uint32_t max_rows; /* bounds n_tokens: operations pick kernels by it, a power of two, so that
                           few different ones are asked for */
     yard_batch batch;  /* the rows as operations see them; its n_tokens says the same */
+    bool has_prompts, has_generated; /* of the whole step: rows with absorbed 0, with 1 */
     yard_ep_round *round;
 
     float *x;              /* [max_tokens, hidden] residual stream */
@@ -58,6 +59,17 @@ typedef struct yard_part {
     yard_rows expert_y;   /* [expert rows, hidden] results of the rows' experts */
     float *moe_y;         /* [.., hidden] */
 } yard_part;
+
+/* Passes that are recorded (replay.c): the model's layers, the MTP module's. */
+typedef enum yard_pass_kind { YARD_PASS_FORWARD, YARD_PASS_DRAFT, YARD_PASS_COUNT } yard_pass_kind;
+
+enum { YARD_REPLAY_ROWS = 256, YARD_REPLAY_BOUNDS = 9 }; /* 1, 2, 4, .. 256 rows */
+
+typedef struct yard_replay {
+    const yard_schedule
+        *schedule; /* that it was recorded with, or will be; NULL: never asked for */
+    yard_graph *graph;
+} yard_replay;
 
 struct yard_model {
     yard_model_config config;
@@ -101,6 +113,7 @@ struct yard_model {
 
     yard_layer *layers; /* [n_layers (+ 1 with MTP)] */
     yard_part all, half[YARD_MAX_HALVES];
+    yard_replay replays[YARD_PASS_COUNT][YARD_REPLAY_BOUNDS];
 
     /* of this rank's experts, between receipt and return of rows */
     size_t expert_rows;    /* how many there may be */
@@ -135,6 +148,8 @@ static inline void *yard_mirrored(const yard_mirror *mirror, const void *p)
     return mirror->device + ((const uint8_t *)p - mirror->host);
 }
 
+/* The power of two, or max_rows, that operations over n_rows are told. */
+uint32_t yard_model_bound_rows(uint32_t n_rows, uint32_t max_rows);
 /* The inputs of a pass over n_tokens rows, on their way. */
 yard_status yard_model_bring_rows(yard_model *m, int32_t n_tokens, yard_error *err);
 
@@ -157,10 +172,17 @@ void yard_model_gqa_attend(yard_model *m, yard_part *p, const yard_layer *layer)
 /* One stage of a layer over the rows of p. */
 void yard_model_run_stage(yard_model *m, yard_part *p, uint32_t layer_idx, yard_stage stage);
 
-/* Layers [first, end) over the step's rows, their stages in the order of the schedule; complete on
- * return. */
-yard_status yard_model_run_layers(yard_model *m, const yard_schedule *schedule, uint32_t first,
-                                  uint32_t end, yard_error *err);
+/* Layers [first, end) over the step's rows, their stages in the order of the schedule. */
+void yard_model_issue_layers(yard_model *m, const yard_schedule *schedule, uint32_t first,
+                             uint32_t end);
+/* The step's rows in two halves, if the schedule has halves. Errors: YARD_EINVAL. */
+yard_status yard_model_cut(yard_model *m, const yard_schedule *schedule, yard_error *err);
+
+/* What a pass issues; all of it depends on the schedule, the rows' bound and the inputs alone. */
+typedef void (*yard_pass)(yard_model *m, const yard_schedule *schedule);
+yard_status yard_model_issue_pass(yard_model *m, const yard_schedule *schedule, yard_pass_kind kind,
+                                  yard_pass pass, yard_error *err);
+void yard_model_release_replays(yard_model *m);
 
 /* Places the buffers of max_tokens rows. */
 void yard_part_lay_out(const yard_model *m, yard_part *p, yard_arena *arena);

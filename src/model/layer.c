@@ -90,6 +90,8 @@ static void mla_input(yard_model *m, yard_part *p, const yard_layer *layer)
                                                    .head_dim = c->nope_dims + c->rope_dims,
                                                    .rope = rope,
                                                    .q = p->q });
+    if (!p->has_generated)
+        return;
     absorb.head_rows = c->nope_dims;
     absorb.transposed = true;
     absorb.x = p->q;
@@ -105,19 +107,22 @@ static void mla_attend(yard_model *m, yard_part *p, const yard_layer *layer)
     const yard_model_config *c = &m->config;
     yard_head_linear_args values = kv_b_args(m, p, layer);
 
-    m->ops->mla_prefill(m->stream, &(yard_mla_prefill_args){ .batch = &p->batch,
-                                                             .n_heads = m->share.heads.n,
-                                                             .kv_rank = c->kv_rank,
-                                                             .nope_dims = c->nope_dims,
-                                                             .rope_dims = c->rope_dims,
-                                                             .v_dims = c->v_dims,
-                                                             .softmax_scale = m->softmax_scale,
-                                                             .q = p->q,
-                                                             .kv_b = layer->w->attention.kv_b,
-                                                             .quantise = values.quantise,
-                                                             .ue8m0 = c->ue8m0,
-                                                             .cache = layer->cache,
-                                                             .y = p->attended.plain });
+    if (p->has_prompts)
+        m->ops->mla_prefill(m->stream, &(yard_mla_prefill_args){ .batch = &p->batch,
+                                                                 .n_heads = m->share.heads.n,
+                                                                 .kv_rank = c->kv_rank,
+                                                                 .nope_dims = c->nope_dims,
+                                                                 .rope_dims = c->rope_dims,
+                                                                 .v_dims = c->v_dims,
+                                                                 .softmax_scale = m->softmax_scale,
+                                                                 .q = p->q,
+                                                                 .kv_b = layer->w->attention.kv_b,
+                                                                 .quantise = values.quantise,
+                                                                 .ue8m0 = c->ue8m0,
+                                                                 .cache = layer->cache,
+                                                                 .y = p->attended.plain });
+    if (!p->has_generated)
+        return;
     m->ops->mla_decode(m->stream, &(yard_mla_decode_args){ .batch = &p->batch,
                                                            .n_heads = m->share.heads.n,
                                                            .kv_rank = c->kv_rank,

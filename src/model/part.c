@@ -186,28 +186,29 @@ static void walk(yard_model *m, const yard_schedule *schedule, uint32_t first, u
     }
 }
 
-yard_status yard_model_run_layers(yard_model *m, const yard_schedule *schedule, uint32_t first,
-                                  uint32_t end, yard_error *err)
+yard_status yard_model_cut(yard_model *m, const yard_schedule *schedule, yard_error *err)
 {
-    const uint32_t n = (uint32_t)m->all.n_tokens, n_dense = m->config.n_dense_layers;
-    const uint32_t first_moe = first < n_dense ? n_dense : first;
-    yard_status st;
+    const uint32_t n = (uint32_t)m->all.n_tokens;
 
-    if (!schedule)
-        schedule = &yard_schedule_none;
-    if (schedule->n_halves > 1) {
-        if (m->ep && !m->options.micro_batch)
-            return yard_fail(err, YARD_EINVAL,
-                             "schedule %s: want a model created with micro_batch, its second round "
-                             "of exchange is missing",
-                             schedule->name);
-        cut_part(m, 0, 0, (n + 1) / 2);
-        cut_part(m, 1, (n + 1) / 2, n / 2);
-    }
+    if (schedule->n_halves == 1)
+        return YARD_OK;
+    if (m->ep && !m->options.micro_batch)
+        return yard_fail(err, YARD_EINVAL,
+                         "schedule %s: want a model created with micro_batch, its second round of "
+                         "exchange is missing",
+                         schedule->name);
+    cut_part(m, 0, 0, (n + 1) / 2);
+    cut_part(m, 1, (n + 1) / 2, n / 2);
+    return YARD_OK;
+}
+
+void yard_model_issue_layers(yard_model *m, const yard_schedule *schedule, uint32_t first,
+                             uint32_t end)
+{
+    const uint32_t n_dense = m->config.n_dense_layers;
+    const uint32_t first_moe = first < n_dense ? n_dense : first;
+
     if (first < first_moe)
         walk(m, &yard_schedule_none, first, first_moe);
     walk(m, schedule, first_moe, end);
-    m->ops->synchronise(m->stream);
-    st = m->ops->check(m->stream, err);
-    return st == YARD_OK ? yard_exchange_check(m, err) : st;
 }

@@ -63,7 +63,7 @@ static void families_too(void **state)
     }
 }
 
-enum { ROWS = 3 };
+enum { ROWS = 3, LOGITS = 3584 };
 
 typedef struct sampled {
     int32_t token[ROWS];
@@ -76,9 +76,9 @@ static yard_model *create(const yard_ops *ops, yard_model_config *config)
     const yard_model_options options = { .ops = ops,
                                          .n_threads = 1,
                                          .max_tokens = 32,
-                                         .max_seqs = 1,
+                                         .max_seqs = ROWS,
                                          .max_logits = ROWS,
-                                         .n_pages = 1,
+                                         .n_pages = ROWS,
                                          .max_pages_per_seq = 1 };
     yard_model *model = NULL;
     yard_error err = { 0 };
@@ -145,6 +145,59 @@ static void sampling_sees_lists(void **state)
     }
 }
 
+/* Logits of one more row a sequence, generated or not. */
+static void step_rows(yard_model *model, int32_t n_rows, const int32_t *position, bool generated,
+                      float *logits)
+{
+    static const int32_t index[ROWS] = { 0, 1, 2 };
+    yard_step *step = yard_model_step(model);
+    const float *out = NULL;
+
+    step->n_tokens = n_rows;
+    for (int32_t i = 0; i < n_rows; i++) {
+        step->token[i] = prompts[i].ids[position[i] % prompts[i].n_ids];
+        step->position[i] = position[i];
+        step->seq[i] = i;
+        step->absorbed[i] = generated;
+        step->page_table[i] = i;
+    }
+    CHECK(yard_model_forward(model, NULL, NULL) == YARD_OK);
+    CHECK(yard_model_logits(model, index, (uint32_t)n_rows, NULL) == YARD_OK);
+    CHECK(yard_model_read_logits(model, 0, (uint32_t)n_rows, &out, NULL) == YARD_OK);
+    memcpy(logits, out, (size_t)n_rows * LOGITS * sizeof(*logits));
+}
+
+/* The first step of so many rows is issued, the second recorded; prompts never are. */
+static void generated_rows_are_replayed(void **state)
+{
+    static const struct {
+        int32_t n_rows;
+        bool generated;
+        uint32_t n_replays;
+    } steps[] = {
+        { 1, false, 0 }, { 1, true, 0 }, { 1, true, 1 }, { 1, true, 2 },  { 3, true, 2 },
+        { 3, true, 3 },  { 1, true, 4 }, { 2, true, 4 }, { 3, false, 4 }, { 3, true, 5 }
+    };
+    static float want[ROWS * LOGITS], got[ROWS * LOGITS];
+    yard_model_config config;
+    yard_model *here = create(NULL, &config), *far = create(&far_ops, &config);
+    int32_t position[ROWS] = { 0 };
+
+    (void)state;
+    assert_int_equal(config.vocab, LOGITS);
+    far_n_replays = 0;
+    for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
+        step_rows(here, steps[i].n_rows, position, steps[i].generated, want);
+        step_rows(far, steps[i].n_rows, position, steps[i].generated, got);
+        for (int32_t k = 0; k < steps[i].n_rows; k++)
+            position[k]++;
+        assert_memory_equal(got, want, (size_t)steps[i].n_rows * LOGITS * sizeof(*got));
+        assert_int_equal(far_n_replays, steps[i].n_replays);
+    }
+    yard_model_destroy(here);
+    yard_model_destroy(far);
+}
+
 static yard_status refuse(yard_model_options options, char *message)
 {
     yard_model_config config;
@@ -183,9 +236,8 @@ static void too_much_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bits_are_the_same),
-        cmocka_unit_test(families_too),
-        cmocka_unit_test(sampling_sees_lists),
+        cmocka_unit_test(bits_are_the_same),   cmocka_unit_test(families_too),
+        cmocka_unit_test(sampling_sees_lists), cmocka_unit_test(generated_rows_are_replayed),
         cmocka_unit_test(too_much_is_refused),
     };
 

@@ -1,11 +1,12 @@
 /* A CPU table with memory of its own, as a device has it: what the host sees of it are addresses
  * where nothing lies, so that a host that reads or writes them ends at once. Operations find the
  * memory behind the addresses in their arguments. It begins as NaNs in every format, and is never
- * used again when it is released. Operations run at once: see deferred.h for those that run late.
- */
+ * used again when it is released. Operations run at once, or are recorded with their arguments: see
+ * deferred.h for those that run late. */
 #ifndef YARD_TESTS_OPS_FAR_H
 #define YARD_TESTS_OPS_FAR_H
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -146,26 +147,121 @@ static inline void far_release_prepared(yard_stream s, struct yard_prepared *pre
     (void)prepared;
 }
 
+/* A recorded operation, with its arguments as they were. */
+typedef struct far_call {
+    struct far_call *next;
+    void (*run)(yard_stream s, const void *args);
+    yard_batch batch;
+    _Alignas(16) unsigned char args[];
+} far_call;
+
+typedef struct far_graph {
+    far_call *first, **last;
+} far_graph;
+
+/* What is being recorded, and how often anything was run again. */
+static far_graph *far_recording;
+static uint32_t far_n_replays;
+
+/* batch_at: where args point to the rows of a step; SIZE_MAX: they do not. */
+static inline void far_issue(yard_stream s, void (*run)(yard_stream s, const void *args),
+                             const void *args, size_t n_bytes, size_t batch_at)
+{
+    far_call *call;
+
+    if (!far_recording) {
+        run(s, args);
+        return;
+    }
+    call = calloc(1, sizeof(*call) + n_bytes);
+    if (!call)
+        abort();
+    call->run = run;
+    memcpy(call->args, args, n_bytes);
+    if (batch_at != SIZE_MAX) {
+        const yard_batch *batch;
+
+        memcpy(&batch, call->args + batch_at, sizeof(batch));
+        call->batch = *batch;
+        batch = &call->batch;
+        memcpy(call->args + batch_at, &batch, sizeof(batch));
+    }
+    *far_recording->last = call;
+    far_recording->last = &call->next;
+}
+
+static inline yard_status far_capture_begin(yard_stream s, yard_error *err)
+{
+    (void)s;
+    (void)err;
+    if (far_recording)
+        abort();
+    far_recording = calloc(1, sizeof(*far_recording));
+    if (!far_recording)
+        abort();
+    far_recording->last = &far_recording->first;
+    return YARD_OK;
+}
+
+static inline yard_status far_capture_end(yard_graph **out, yard_stream s, yard_error *err)
+{
+    (void)s;
+    (void)err;
+    *out = (yard_graph *)(void *)far_recording;
+    far_recording = NULL;
+    return YARD_OK;
+}
+
+static inline yard_status far_replay(yard_stream s, yard_graph *graph, float *us, yard_error *err)
+{
+    (void)us;
+    (void)err;
+    for (far_call *call = ((far_graph *)(void *)graph)->first; call; call = call->next)
+        call->run(s, call->args);
+    far_n_replays++;
+    return YARD_OK;
+}
+
+static inline void far_release_graph(yard_stream s, yard_graph *graph)
+{
+    far_graph *g = (far_graph *)(void *)graph;
+
+    (void)s;
+    for (far_call *call = g ? g->first : NULL, *next; call; call = next) {
+        next = call->next;
+        free(call);
+    }
+    free(g);
+}
+
 #define FAR(op)                                                                                    \
-    static inline void far_##op(yard_stream s, const yard_##op##_args *a)                          \
+    static inline void far_run_##op(yard_stream s, const void *args)                               \
     {                                                                                              \
-        yard_##op##_args near = *a;                                                                \
+        yard_##op##_args near = *(const yard_##op##_args *)args;                                   \
                                                                                                    \
         far_find_all(&near, sizeof(near));                                                         \
         yard_ops_cpu.op(s, &near);                                                                 \
+    }                                                                                              \
+    static inline void far_##op(yard_stream s, const yard_##op##_args *a)                          \
+    {                                                                                              \
+        far_issue(s, far_run_##op, a, sizeof(*a), SIZE_MAX);                                       \
     }
 
 /* Those that have the rows of a step beside. */
 #define FAR_BATCH(op)                                                                              \
-    static inline void far_##op(yard_stream s, const yard_##op##_args *a)                          \
+    static inline void far_run_##op(yard_stream s, const void *args)                               \
     {                                                                                              \
-        yard_##op##_args near = *a;                                                                \
-        yard_batch batch = *a->batch;                                                              \
+        yard_##op##_args near = *(const yard_##op##_args *)args;                                   \
+        yard_batch batch = *near.batch;                                                            \
                                                                                                    \
         far_find_all(&batch, sizeof(batch));                                                       \
         far_find_all(&near, sizeof(near));                                                         \
         near.batch = &batch;                                                                       \
         yard_ops_cpu.op(s, &near);                                                                 \
+    }                                                                                              \
+    static inline void far_##op(yard_stream s, const yard_##op##_args *a)                          \
+    {                                                                                              \
+        far_issue(s, far_run_##op, a, sizeof(*a), offsetof(yard_##op##_args, batch));              \
     }
 
 #ifndef YARD_TESTS_OPS_DEFERRED_H
@@ -195,8 +291,9 @@ FAR(select_rows)
 #undef FAR
 #undef FAR_BATCH
 
-static inline void far_grouped_linear(yard_stream s, const yard_grouped_linear_args *a)
+static inline void far_run_grouped_linear(yard_stream s, const void *args)
 {
+    const yard_grouped_linear_args *a = args;
     yard_grouped_linear_args near = *a;
     yard_matrix *w = calloc(a->n_groups, sizeof(*w));
 
@@ -208,6 +305,11 @@ static inline void far_grouped_linear(yard_stream s, const yard_grouped_linear_a
     near.w = w;
     yard_ops_cpu.grouped_linear(s, &near);
     free(w);
+}
+
+static inline void far_grouped_linear(yard_stream s, const yard_grouped_linear_args *a)
+{
+    far_issue(s, far_run_grouped_linear, a, sizeof(*a), SIZE_MAX);
 }
 
 static inline void far_sample(yard_stream s, const yard_sample_args *a)
@@ -274,6 +376,10 @@ static const yard_ops far_ops = {
     .download = far_download,
     .prepare = far_prepare,
     .release_prepared = far_release_prepared,
+    .capture_begin = far_capture_begin,
+    .capture_end = far_capture_end,
+    .replay = far_replay,
+    .release_graph = far_release_graph,
     .embed = far_embed,
     .rms_norm_quant = far_rms_norm_quant,
     .linear = far_linear,

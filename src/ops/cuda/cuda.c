@@ -185,26 +185,24 @@ static void release(yard_stream s, void *memory)
     cudaFree(memory);
 }
 
-static yard_status copy(cuda_stream *s, void *to, const void *from, size_t n_bytes,
-                        enum cudaMemcpyKind kind, yard_error *err)
-{
-    cudaError_t code = cudaMemcpyAsync(to, from, n_bytes, kind, s->stream);
-
-    if (code == cudaSuccess)
-        code = cudaStreamSynchronize(s->stream);
-    return cuda_fail(err, code, "copy");
-}
-
+/* From memory that is not pinned a copy has been read, into a buffer of the driver, on return. */
 static yard_status upload(yard_stream s, void *to, const void *host, size_t n_bytes,
                           yard_error *err)
 {
-    return copy(cuda_of(s), to, host, n_bytes, cudaMemcpyHostToDevice, err);
+    return cuda_fail(err,
+                     cudaMemcpyAsync(to, host, n_bytes, cudaMemcpyHostToDevice, cuda_of(s)->stream),
+                     "copy to the device");
 }
 
 static yard_status download(yard_stream s, void *host, const void *from, size_t n_bytes,
                             yard_error *err)
 {
-    return copy(cuda_of(s), host, from, n_bytes, cudaMemcpyDeviceToHost, err);
+    cudaStream_t stream = cuda_of(s)->stream;
+    cudaError_t code = cudaMemcpyAsync(host, from, n_bytes, cudaMemcpyDeviceToHost, stream);
+
+    if (code == cudaSuccess)
+        code = cudaStreamSynchronize(stream);
+    return cuda_fail(err, code, "copy from the device");
 }
 
 /* ---- graphs ---------------------------------------------------------------------------------- */
