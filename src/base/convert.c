@@ -71,7 +71,7 @@ static float group_scale(float amax, bool ue8m0)
 
     if (amax == 0.0f)
         return 1.0f;
-    return ue8m0 ? power_of_two_above(exact) : exact;
+    return ue8m0 && isfinite(exact) ? power_of_two_above(exact) : exact;
 }
 
 static void quantise(const float *x, uint32_t n, bool ue8m0, uint8_t *codes, float *scales)

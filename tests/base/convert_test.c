@@ -119,6 +119,21 @@ static void values_are_rounded_and_quantised_alike(void **state)
     }
 }
 
+/* An overflow stays one, whatever form scales have. */
+static void infinity_is_its_own_scale(void **state)
+{
+    float x[YARD_GROUP] = { [7] = -INFINITY, [9] = 3.0f }, scale;
+    uint8_t code[YARD_GROUP];
+
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        const yard_convert *convert = i < 2 ? &yard_convert_c : yard_convert_best();
+
+        convert->quantise(x, YARD_GROUP, i % 2, code, &scale);
+        assert_true(scale == INFINITY);
+    }
+}
+
 static void sums_are_alike(void **state)
 {
     const yard_convert *best = other();
@@ -166,6 +181,7 @@ int main(void)
         cmocka_unit_test(stored_values_are_decoded_alike),
         cmocka_unit_test(codes_of_a_cache_are_widened_alike),
         cmocka_unit_test(values_are_rounded_and_quantised_alike),
+        cmocka_unit_test(infinity_is_its_own_scale),
         cmocka_unit_test(sums_are_alike),
     };
 
