@@ -6,9 +6,12 @@
 
 #include "ops/cuda/cuda.h"
 
+/* The last one takes nothing but heads, so that nobody can ask for it by its name. */
+enum { NAMED_VARIANTS = CUDA_VARIANTS - 1 };
 const yard_gemm_variant *const yard_cuda_variants[CUDA_VARIANTS] = {
-    &yard_gemm_few_fp8,  &yard_gemm_few_bf16, &yard_gemm_group96,
-    &yard_gemm_group144, &yard_gemm_rows128,  &yard_gemm_rows192,
+    &yard_gemm_few_fp8,      &yard_gemm_few_bf16,     &yard_gemm_group96,
+    &yard_gemm_group144,     &yard_gemm_rows128,      &yard_gemm_rows192,
+    &yard_gemm_group96_bf16, &yard_gemm_rows128_bf16, &yard_gemm_heads_bf16,
 };
 
 uint32_t yard_cuda_variant_idx(const yard_gemm_variant *variant)
@@ -22,7 +25,7 @@ uint32_t yard_cuda_variant_idx(const yard_gemm_variant *variant)
 
 static const yard_gemm_variant *find_variant(const char *name, size_t n)
 {
-    for (uint32_t i = 0; i < CUDA_VARIANTS; i++)
+    for (uint32_t i = 0; i < NAMED_VARIANTS; i++)
         if (strlen(yard_cuda_variants[i]->name) == n &&
             !memcmp(yard_cuda_variants[i]->name, name, n))
             return yard_cuda_variants[i];
@@ -122,9 +125,9 @@ static cuda_choice guess_linear(yard_dtype dtype, uint32_t n_out, uint32_t n_row
     const uint32_t n_tiles = yard_ceil_div(n_out, GEMM_TILE_ROWS);
     cuda_choice c = { .variant = dtype == YARD_BF16 ? &yard_gemm_few_bf16 : &yard_gemm_few_fp8 };
 
-    if (dtype == YARD_FP8_E4M3 && n_rows > 96 &&
-        n_tiles * yard_ceil_div(n_rows, yard_gemm_rows128.max_width) >= ENOUGH_TILES)
-        return (cuda_choice){ .variant = &yard_gemm_rows128 };
+    if (n_rows > 96 && n_tiles * yard_ceil_div(n_rows, yard_gemm_rows128.max_width) >= ENOUGH_TILES)
+        return (cuda_choice){ .variant = dtype == YARD_BF16 ? &yard_gemm_rows128_bf16
+                                                            : &yard_gemm_rows128 };
     for (uint32_t i = 0; i < 3; i++)
         if (n_tiles * yard_ceil_div(n_rows, widths[i]) >= ENOUGH_TILES) {
             c.tile_width = widths[i];
@@ -154,10 +157,14 @@ static cuda_choice choose_linear(const cuda_stream *s, yard_dtype dtype, uint32_
  * when K is long; otherwise more, shorter ones are shared out more evenly. All kernels have the
  * same bits.
  */
-static cuda_choice choose_grouped(uint32_t mean_rows, uint32_t n_groups, uint32_t n_in)
+static cuda_choice choose_grouped(yard_dtype dtype, uint32_t mean_rows, uint32_t n_groups,
+                                  uint32_t n_in)
 {
     const bool short_k = n_in <= 4096;
 
+    if (dtype == YARD_BF16)
+        return (cuda_choice){ .variant = mean_rows <= 72 ? &yard_gemm_group96_bf16
+                                                         : &yard_gemm_rows128_bf16 };
     if (mean_rows <= 72)
         return (cuda_choice){ .variant = &yard_gemm_group96 };
     if (mean_rows <= 144)
@@ -175,6 +182,6 @@ cuda_choice yard_cuda_choose(const cuda_stream *s, yard_dtype dtype, uint32_t n_
     if (s->forced.variant && s->forced.variant->dtype == dtype &&
         !(grouped && s->forced.variant->splits))
         return s->forced;
-    return grouped ? choose_grouped(n_rows / n_groups, n_groups, n_in)
+    return grouped ? choose_grouped(dtype, n_rows / n_groups, n_groups, n_in)
                    : choose_linear(s, dtype, n_out, n_in, n_rows);
 }

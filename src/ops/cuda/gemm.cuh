@@ -27,6 +27,7 @@ template <bool FP8_, bool SWAPPED_, int WARPGROUPS_, int WIDTH_, int STEP_, int 
           int CLUSTER_, bool SPLIT_, bool PAIRED_>
 struct gemm_shape {
     static constexpr bool FP8 = FP8_, SWAPPED = SWAPPED_, SPLIT = SPLIT_, PAIRED = PAIRED_;
+    static constexpr bool HEADS = false; /* see yard_gemm_args */
     static constexpr int WARPGROUPS = WARPGROUPS_, WIDTH = WIDTH_, STEP = STEP_, STAGES = STAGES_,
                          CLUSTER = CLUSTER_;
     static constexpr int CONSUMERS = WARPGROUPS * WARPGROUP;
@@ -331,6 +332,22 @@ template <class S> __device__ __forceinline__ int box_of(int width)
     return width == S::WIDTH ? 1 : 2;
 }
 
+/* The first row of a tile of w, and the first column of x that its group reads. */
+template <class S>
+__device__ __forceinline__ uint32_t first_w_row(const yard_gemm_args &a, const gemm_tile &t)
+{
+    if constexpr (S::HEADS)
+        return a.w_first + t.group * a.w_step + t.w_tile * GEMM_TILE_ROWS;
+    else
+        return ((t.group + a.first_group) * a.n_tiles + t.w_tile) * GEMM_TILE_ROWS;
+}
+
+template <class S>
+__device__ __forceinline__ uint32_t first_x_column(const yard_gemm_args &a, const gemm_tile &t)
+{
+    return S::HEADS ? t.group * a.x_step : 0;
+}
+
 /* Copies rows of x one by one: the whole warp issues. */
 template <class S>
 __device__ __forceinline__ void gather_rows(const yard_gemm_maps &maps, const yard_gemm_args &a,
@@ -396,7 +413,7 @@ __device__ __forceinline__ void load_tiles(const yard_gemm_maps &maps, const yar
     while (walk.next(a, m, t)) {
         const int share = t.width / S::CLUSTER;
         const int part = S::CLUSTER > 1 ? (int)cluster_rank() * share : 0;
-        const int w_row = ((t.group + a.first_group) * a.n_tiles + t.w_tile) * GEMM_TILE_ROWS;
+        const uint32_t w_row = first_w_row<S>(a, t), x_col = first_x_column<S>(a, t);
         const yard_tensor_map *box = &maps.box[box_of<S>(t.width)];
 
         for (int k = t.k0; k < t.k1; k++) {
@@ -413,7 +430,7 @@ __device__ __forceinline__ void load_tiles(const yard_gemm_maps &maps, const yar
                 else
                     tma_load(m.w(ring.stage), &maps.w, col, w_row, full);
             }
-            if (a.x_index) {
+            if (!S::HEADS && a.x_index) {
                 __syncwarp(); /* the barrier expects bytes before any can arrive */
                 gather_rows<S>(maps, a, t, m.x(ring.stage), k, full, lane);
             } else if (lane == 0) {
@@ -421,7 +438,7 @@ __device__ __forceinline__ void load_tiles(const yard_gemm_maps &maps, const yar
                 if (S::CLUSTER > 1)
                     tma_load_multicast(to, box, col, t.row + part, full, (1 << S::CLUSTER) - 1);
                 else
-                    tma_load(to, box, col, t.row, full);
+                    tma_load(to, box, x_col + col, t.row, full);
             }
             ring.advance();
         }

@@ -63,6 +63,11 @@ typedef struct yard_gemm_args {
     bool early;          /* there is one tile of rows at most, so w's order is known beforehand */
     float *partial;      /* [2 * n_thread_blocks, 128, max_width] */
     uint32_t *arrivals;  /* [tiles] zero before and after */
+    /* Heads (variants that are for them): every group has all row_count[0] rows. Group g reads them
+     * from column g * x_step of x and rows [w_first + g * w_step, ..) of w, and writes from column
+     * g * y_step of y; rows whose row_mask (may be NULL) is 0 are not written. */
+    uint32_t x_step, w_first, w_step, y_step;
+    const uint8_t *row_mask;
 } yard_gemm_args;
 
 typedef struct yard_gemm_variant {
@@ -78,12 +83,15 @@ typedef struct yard_gemm_variant {
                           uint32_t n_thread_blocks, void *stream, yard_error *err);
 } yard_gemm_variant;
 
-extern const yard_gemm_variant yard_gemm_few_fp8;  /* linear, to 128 rows a tile, split K */
-extern const yard_gemm_variant yard_gemm_few_bf16; /* the same for bf16 */
-extern const yard_gemm_variant yard_gemm_group96;  /* groups of up to 96 rows */
-extern const yard_gemm_variant yard_gemm_group144; /* groups of some more */
-extern const yard_gemm_variant yard_gemm_rows128;  /* many rows, 128 a tile */
-extern const yard_gemm_variant yard_gemm_rows192;  /* many rows, 192 a tile */
+extern const yard_gemm_variant yard_gemm_few_fp8;      /* linear, to 128 rows a tile, split K */
+extern const yard_gemm_variant yard_gemm_few_bf16;     /* the same for bf16 */
+extern const yard_gemm_variant yard_gemm_group96;      /* groups of up to 96 rows */
+extern const yard_gemm_variant yard_gemm_group144;     /* groups of some more */
+extern const yard_gemm_variant yard_gemm_rows128;      /* many rows, 128 a tile */
+extern const yard_gemm_variant yard_gemm_rows192;      /* many rows, 192 a tile */
+extern const yard_gemm_variant yard_gemm_group96_bf16; /* the same for bf16 */
+extern const yard_gemm_variant yard_gemm_rows128_bf16;
+extern const yard_gemm_variant yard_gemm_heads_bf16; /* one matrix a head, the same rows for all */
 
 #ifdef __cplusplus
 }

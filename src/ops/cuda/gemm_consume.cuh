@@ -165,14 +165,21 @@ __device__ __forceinline__ void multiply(float (&sum)[WIDTH / 2], const gemm_til
 #pragma unroll
     for (int i = 0; i < WIDTH / 2; i++)
         sum[i] = 0.0f;
-    if constexpr (!S::FP8) { /* nothing to scale: the sums are the accumulators */
+    if constexpr (!S::FP8) {
+        /* nothing to scale: the sums are the accumulators, and the products of a stage may begin
+         * before those of the last one have ended */
+        int last = 0;
         for (; k < t.k1; k++) {
             issue<S, WIDTH>(sum, m, ring, me, true);
-            wgmma_wait<0>();
-            pin(sum);
-            release(m, ring.stage, me);
+            wgmma_wait<1>();
+            if (k > t.k0)
+                release(m, last, me);
+            last = ring.stage;
             ring.advance();
         }
+        wgmma_wait<0>();
+        pin(sum);
+        release(m, last, me);
     } else {
         /* three sets of more than 48 registers do not fit in swapped form, with its scales */
         if constexpr (S::PAIRED && !(S::SWAPPED && WIDTH > 96)) {
@@ -267,6 +274,13 @@ __device__ __forceinline__ void consume(const yard_gemm_args &a, const gemm_shar
 template <class S>
 __device__ __forceinline__ void read_groups(const yard_gemm_args &a, const gemm_shared<S> &m)
 {
+    if constexpr (S::HEADS) {
+        for (uint32_t g = threadIdx.x; g < a.n_groups; g += blockDim.x) {
+            m.first[g] = 0;
+            m.count[g] = *a.row_count;
+        }
+        return;
+    }
     if (!a.offset) {
         if (threadIdx.x == 0) {
             m.count[0] = *a.row_count;

@@ -103,12 +103,27 @@ __device__ __forceinline__ bool join_pieces(float (&sum)[WIDTH / 2], const yard_
 
 /* ---- results ----------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void store_one(const yard_gemm_args &a, const gemm_tile &t,
-                                                 int row, int col, float value)
+/* Where column col of a row of the tile lies in y, and whether the row is wanted. */
+template <class S>
+__device__ __forceinline__ size_t place_of(const yard_gemm_args &a, const gemm_tile &t, int row,
+                                           int col)
 {
-    const size_t at = (size_t)(t.row + row) * a.y_ld + col;
+    return (size_t)(t.row + row) * a.y_ld + (S::HEADS ? t.group * a.y_step : 0) + col;
+}
 
-    if (row >= t.n_rows || col >= (int)a.n_out)
+template <class S>
+__device__ __forceinline__ bool wanted(const yard_gemm_args &a, const gemm_tile &t, int row)
+{
+    return row < t.n_rows && (!S::HEADS || !a.row_mask || a.row_mask[t.row + row]);
+}
+
+template <class S>
+__device__ __forceinline__ void store_one(const yard_gemm_args &a, const gemm_tile &t, int row,
+                                          int col, float value)
+{
+    const size_t at = place_of<S>(a, t, row, col);
+
+    if (!wanted<S>(a, t, row) || col >= (int)a.n_out)
         return;
     if (a.y_f32)
         ((float *)a.y)[at] = value;
@@ -117,11 +132,12 @@ static __device__ __forceinline__ void store_one(const yard_gemm_args &a, const 
 }
 
 /* 16 bytes of bf16 to one row of y; n_out is a multiple of 8 here. */
-static __device__ __forceinline__ void store_eight(const yard_gemm_args &a, const gemm_tile &t,
-                                                   int row, int col, const void *from)
+template <class S>
+__device__ __forceinline__ void store_eight(const yard_gemm_args &a, const gemm_tile &t, int row,
+                                            int col, const void *from)
 {
-    if (row < t.n_rows && col < (int)a.n_out)
-        *(uint4 *)((uint16_t *)a.y + (size_t)(t.row + row) * a.y_ld + col) = *(const uint4 *)from;
+    if (wanted<S>(a, t, row) && col < (int)a.n_out)
+        *(uint4 *)((uint16_t *)a.y + place_of<S>(a, t, row, col)) = *(const uint4 *)from;
 }
 
 /* Where a warp's results begin, in rows of the tile and in columns of y. */
@@ -148,8 +164,8 @@ __device__ __forceinline__ void store_elements(const float (&sum)[WIDTH / 2],
     for (int i = 0; i < WIDTH / 2; i++) {
         const int along_m = me.lane / 4 + i % 4 / 2 * 8;
         const int along_n = i / 4 * 8 + me.lane % 4 * 2 + i % 2;
-        store_one(a, t, row + (S::SWAPPED ? along_n : along_m),
-                  col + (S::SWAPPED ? along_m : along_n), sum[i]);
+        store_one<S>(a, t, row + (S::SWAPPED ? along_n : along_m),
+                     col + (S::SWAPPED ? along_m : along_n), sum[i]);
     }
     __syncwarp();
 }
@@ -180,8 +196,8 @@ __device__ __forceinline__ void store_swapped(const float (&sum)[WIDTH / 2],
                                     : 0);
         __syncwarp();
         if (two || from < 8)
-            store_eight(a, t, j * 8 + from, col + from_side * 8,
-                        half + from * 32 + (from_side ^ (from / 4 % 2)) * 16);
+            store_eight<S>(a, t, j * 8 + from, col + from_side * 8,
+                           half + from * 32 + (from_side ^ (from / 4 % 2)) * 16);
     }
     __syncwarp(); /* the buffer is free for the next tile */
 }
@@ -209,8 +225,8 @@ __device__ __forceinline__ void store_rows(const float (&sum)[WIDTH / 2], const 
 #pragma unroll
         for (int i = 0; i < PIECES / 2; i++) {
             const int from = i * (32 / PIECES) + me.lane / PIECES, piece = me.lane % PIECES;
-            store_eight(a, t, row + from, col + part * COLUMNS + piece * 8,
-                        buffer + from * COLUMNS * 2 + (piece ^ (from / SPREAD % PIECES)) * 16);
+            store_eight<S>(a, t, row + from, col + part * COLUMNS + piece * 8,
+                           buffer + from * COLUMNS * 2 + (piece ^ (from / SPREAD % PIECES)) * 16);
         }
         __syncwarp();
     }

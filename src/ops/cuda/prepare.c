@@ -200,6 +200,8 @@ static yard_status copy_scales(struct yard_prepared *p, const yard_prepare_args 
 
 static bool can_absorb(const yard_matrix *w, const yard_head_linear_args *h)
 {
+    if (w->dtype == YARD_BF16)
+        return h->head_rows > 0;
     if (w->dtype != YARD_FP8_E4M3 || h->head_rows == 0 || h->head_rows > HEADS_MAX_K)
         return false;
     for (uint32_t i = 0; i < h->n_heads; i++)
@@ -208,54 +210,84 @@ static bool can_absorb(const yard_matrix *w, const yard_head_linear_args *h)
     return true;
 }
 
-static void transpose_head(const struct yard_prepared *p, const yard_matrix *w, uint32_t first,
-                           uint8_t *to, float *scale)
+static void transpose_values(const struct yard_prepared *p, const yard_matrix *w, uint32_t first,
+                             uint8_t *to)
 {
+    const size_t bytes = yard_dtype_bytes(w->dtype);
+
     for (uint32_t r = 0; r < p->absorb.cols; r++)
         for (uint32_t c = 0; c < w->cols; c++)
-            to[(size_t)c * p->absorb.ld + r] =
-                ((const uint8_t *)w->data)[(size_t)(first + r) * w->ld + c];
+            memcpy(to + ((size_t)c * p->absorb.ld + r) * bytes,
+                   (const uint8_t *)w->data + ((size_t)(first + r) * w->ld + c) * bytes, bytes);
+}
+
+static void transpose_scales(const struct yard_prepared *p, const yard_matrix *w, uint32_t first,
+                             float *scale)
+{
     for (uint32_t c = 0; c < w->cols; c += YARD_GROUP)
         for (uint32_t r = 0; r < p->absorb.cols; r += YARD_GROUP)
             scale[c / YARD_GROUP * p->absorb.scale_ld + r / YARD_GROUP] =
                 scale_row(w, first + r)[c / YARD_GROUP];
 }
 
+static yard_status copy_absorb_values(struct yard_prepared *p, const yard_matrix *w,
+                                      const yard_head_linear_args *h, yard_error *err)
+{
+    const uint32_t bytes = (uint32_t)yard_dtype_bytes(w->dtype);
+    const size_t row_bytes = (size_t)p->absorb.ld * bytes, n_bytes = p->absorb.rows * row_bytes;
+    uint8_t *host = calloc(1, n_bytes);
+    void *device = NULL;
+    yard_status st;
+
+    if (!host)
+        return yard_fail(err, YARD_ENOMEM, "prepare: %zu bytes", n_bytes);
+    for (uint32_t i = 0; i < h->n_heads; i++)
+        transpose_values(p, w, i * h->head_stride + h->head_offset,
+                         host + (size_t)i * p->absorb_step * row_bytes);
+    st = to_device(&device, host, n_bytes, err);
+    p->absorb.data = device;
+    free(host);
+    if (st == YARD_OK)
+        st = yard_cuda_encode_map(&p->absorb_map, device, bytes, p->absorb.rows, p->absorb.ld,
+                                  row_bytes, GEMM_TILE_ROWS, err);
+    return st;
+}
+
+static yard_status copy_absorb_scales(struct yard_prepared *p, const yard_matrix *w,
+                                      const yard_head_linear_args *h, yard_error *err)
+{
+    const size_t step = (size_t)p->absorb_step / YARD_GROUP * p->absorb.scale_ld;
+    float *host = calloc(h->n_heads, step * sizeof(float));
+    void *device = NULL;
+    yard_status st;
+
+    if (!host)
+        return yard_fail(err, YARD_ENOMEM, "prepare: %zu bytes", h->n_heads * step * sizeof(float));
+    for (uint32_t i = 0; i < h->n_heads; i++)
+        transpose_scales(p, w, i * h->head_stride + h->head_offset, host + i * step);
+    st = to_device(&device, host, h->n_heads * step * sizeof(float), err);
+    p->absorb.scale = device;
+    free(host);
+    return st;
+}
+
 static yard_status copy_absorb(struct yard_prepared *p, const yard_matrix *w,
                                const yard_head_linear_args *h, yard_error *err)
 {
-    const uint32_t step = (uint32_t)yard_align_up(w->cols, GEMM_TILE_ROWS);
-    const uint32_t ld = (uint32_t)yard_align_up(h->head_rows, GEMM_BLOCK_BYTES);
-    const uint32_t scale_ld = ld / YARD_GROUP, n_rows = step * h->n_heads;
-    uint8_t *host = calloc(n_rows, ld);
-    float *scale = calloc(n_rows / YARD_GROUP, scale_ld * sizeof(float));
-    void *device = NULL, *device_scale = NULL;
-    yard_status st = YARD_OK;
+    const uint32_t block = GEMM_BLOCK_BYTES / (uint32_t)yard_dtype_bytes(w->dtype);
+    const uint32_t ld = (uint32_t)yard_align_up(h->head_rows, block);
+    yard_status st;
 
-    p->absorb_step = step;
-    p->absorb = (yard_matrix){ .dtype = YARD_FP8_E4M3,
-                               .rows = n_rows,
+    p->absorb_step = (uint32_t)yard_align_up(w->cols, GEMM_TILE_ROWS);
+    p->absorb = (yard_matrix){ .dtype = w->dtype,
+                               .rows = p->absorb_step * h->n_heads,
                                .cols = h->head_rows,
                                .ld = ld,
-                               .scale_ld = scale_ld,
+                               .scale_ld = yard_group_count(ld),
                                .block_rows = YARD_GROUP };
-    if (!host || !scale) {
-        st = yard_fail(err, YARD_ENOMEM, "prepare: %zu bytes", (size_t)n_rows * ld);
-        goto out;
-    }
-    for (uint32_t i = 0; i < h->n_heads; i++)
-        transpose_head(p, w, i * h->head_stride + h->head_offset, host + (size_t)i * step * ld,
-                       scale + (size_t)i * step / YARD_GROUP * scale_ld);
-    st = to_device(&device, host, (size_t)n_rows * ld, err);
-    p->absorb.data = device;
-    if (st == YARD_OK)
-        st = to_device(&device_scale, scale, n_rows / YARD_GROUP * scale_ld * sizeof(float), err);
-    p->absorb.scale = device_scale;
-    if (st == YARD_OK)
-        st = yard_cuda_encode_map(&p->absorb_map, device, 1, n_rows, ld, ld, GEMM_TILE_ROWS, err);
-out:
-    free(host);
-    free(scale);
+    st = copy_absorb_values(p, w, h, err);
+    if (st == YARD_OK && w->dtype == YARD_FP8_E4M3)
+        st = copy_absorb_scales(p, w, h, err);
     return st;
 }
 

@@ -58,20 +58,18 @@ static bool fits_tensor_cores(const job *j)
 
     if (!j->w->tiled || j->x.dtype != j->w->all.dtype)
         return false;
-    if (j->x.dtype == YARD_BF16 && j->offset) /* no kernel for groups in bf16 */
-        return false;
     return is_aligned(j->x.data, 16) && j->x.ld * bytes % 16 == 0 && j->n_groups <= GEMM_MAX_GROUPS;
 }
 
-static yard_status encode_x(yard_gemm_maps *maps, const job *j, const yard_gemm_variant *variant,
-                            yard_error *err)
+static yard_status encode_x(yard_gemm_maps *maps, const yard_rows *x, uint32_t n_rows,
+                            uint32_t n_cols, const yard_gemm_variant *variant, yard_error *err)
 {
-    const uint32_t bytes = (uint32_t)yard_dtype_bytes(j->x.dtype);
+    const uint32_t bytes = (uint32_t)yard_dtype_bytes(x->dtype);
     yard_status st = YARD_OK;
 
     for (uint32_t i = 0; i < variant->n_boxes && st == YARD_OK; i++)
-        st = yard_cuda_encode_map(&maps->box[i], j->x.data, bytes, j->max_x_rows, j->w->cols,
-                                  (uint64_t)j->x.ld * bytes, variant->box_rows[i], err);
+        st = yard_cuda_encode_map(&maps->box[i], x->data, bytes, n_rows, n_cols,
+                                  (uint64_t)x->ld * bytes, variant->box_rows[i], err);
     return st;
 }
 
@@ -81,7 +79,7 @@ static yard_status run_gemm(cuda_stream *s, const job *j, yard_error *err)
     const cuda_choice choice = yard_cuda_choose(s, w->all.dtype, w->rows, w->cols, j->n_groups,
                                                 j->offset != NULL, j->expected_rows);
     const yard_gemm_variant *variant = choice.variant;
-    const uint32_t block = w->all.dtype == YARD_FP8_E4M3 ? 128 : 64;
+    const uint32_t block = GEMM_BLOCK_BYTES / (uint32_t)yard_dtype_bytes(w->all.dtype);
     const uint32_t n_tiles = w->padded_rows / GEMM_TILE_ROWS;
     const uint32_t width = or_default(choice.tile_width, variant->max_width);
     const uint32_t row_tiles = yard_ceil_div(j->max_rows, width);
@@ -113,7 +111,7 @@ static yard_status run_gemm(cuda_stream *s, const job *j, yard_error *err)
     yard_status st;
 
     maps.w = w->map;
-    st = encode_x(&maps, j, variant, err);
+    st = encode_x(&maps, &j->x, j->max_x_rows, w->cols, variant, err);
     if (st != YARD_OK)
         return st;
     return variant->launch(&maps, &a, s->n_thread_blocks[yard_cuda_variant_idx(variant)], s->stream,
@@ -203,10 +201,29 @@ void yard_cuda_grouped_linear(yard_stream stream, const yard_grouped_linear_args
                    .y = a->y });
 }
 
+enum { BLOCK_BF16 = GEMM_BLOCK_BYTES / 2 }; /* values of K in a stage */
+
 /* ---- one product per head -------------------------------------------------------------------- */
 
-static yard_status run_heads(cuda_stream *s, const yard_head_linear_args *a, uint32_t max_rows,
-                             yard_error *err)
+static bool in_pieces(const yard_rows *r, uint32_t head_stride, uint32_t head_columns)
+{
+    return r->dtype == YARD_BF16 && is_aligned(r->data, 16) && r->ld % 8 == 0 &&
+           head_stride % 8 == 0 && head_columns % 8 == 0;
+}
+
+static uint32_t head_inputs(const yard_head_linear_args *a)
+{
+    return a->transposed ? a->head_rows : a->w.cols;
+}
+
+static uint32_t head_outputs(const yard_head_linear_args *a)
+{
+    return a->transposed ? a->w.cols : a->head_rows;
+}
+
+/* FP8 weights, x is rounded on the way. */
+static yard_status run_heads_fp8(cuda_stream *s, const yard_head_linear_args *a, uint32_t max_rows,
+                                 yard_error *err)
 {
     const struct yard_prepared *w = a->w.prepared;
     const yard_matrix *m = a->transposed ? &w->absorb : &w->all;
@@ -215,16 +232,14 @@ static yard_status run_heads(cuda_stream *s, const yard_head_linear_args *a, uin
         .max_rows = max_rows,
         .row_mask = a->row_mask,
         .n_heads = a->n_heads,
-        .n_in = a->transposed ? a->head_rows : w->cols,
-        .n_out = a->transposed ? w->cols : a->head_rows,
+        .n_in = head_inputs(a),
+        .n_out = head_outputs(a),
         .x = a->x,
         .y = a->y,
         .x_step = a->x_head_stride,
         .y_step = a->y_head_stride,
-        .x_aligned = a->x.dtype == YARD_BF16 && is_aligned(a->x.data, 16) && a->x.ld % 8 == 0 &&
-                     a->x_head_stride % 8 == 0 && (a->transposed ? a->head_rows : w->cols) % 8 == 0,
-        .y_aligned = a->y.dtype == YARD_BF16 && is_aligned(a->y.data, 16) && a->y.ld % 8 == 0 &&
-                     a->y_head_stride % 8 == 0 && (a->transposed ? w->cols : a->head_rows) % 8 == 0,
+        .x_aligned = in_pieces(&a->x, a->x_head_stride, head_inputs(a)),
+        .y_aligned = in_pieces(&a->y, a->y_head_stride, head_outputs(a)),
         .ue8m0 = a->ue8m0,
         .w_first = a->transposed ? 0 : a->head_offset,
         .w_step = a->transposed ? w->absorb_step : a->head_stride,
@@ -235,13 +250,49 @@ static yard_status run_heads(cuda_stream *s, const yard_head_linear_args *a, uin
     return yard_cuda_heads_launch(a->transposed ? &w->absorb_map : &w->map, &args, s->stream, err);
 }
 
+/* bf16 by bf16. */
+static yard_status run_heads_bf16(cuda_stream *s, const yard_head_linear_args *a, uint32_t max_rows,
+                                  yard_error *err)
+{
+    const yard_gemm_variant *variant = &yard_gemm_heads_bf16;
+    const struct yard_prepared *w = a->w.prepared;
+    const yard_gemm_args args = {
+        .n_groups = a->n_heads,
+        .n_boxes = variant->n_boxes,
+        .row_count = a->n_rows,
+        .y = a->y.data,
+        .y_ld = a->y.ld,
+        .y_f32 = a->y.dtype == YARD_F32,
+        .y_aligned = in_pieces(&a->y, a->y_head_stride, head_outputs(a)),
+        .n_out = head_outputs(a),
+        .n_tiles = yard_ceil_div(head_outputs(a), GEMM_TILE_ROWS),
+        .n_blocks = head_inputs(a) / BLOCK_BF16,
+        .w_once = max_rows <= variant->max_width,
+        .x_step = a->x_head_stride,
+        .w_first = a->transposed ? 0 : a->head_offset,
+        .w_step = a->transposed ? w->absorb_step : a->head_stride,
+        .y_step = a->y_head_stride,
+        .row_mask = a->row_mask,
+    };
+    yard_gemm_maps maps;
+    yard_status st;
+
+    maps.w = a->transposed ? w->absorb_map : w->map;
+    st = encode_x(&maps, &a->x, max_rows, (a->n_heads - 1) * a->x_head_stride + head_inputs(a),
+                  variant, err);
+    if (st != YARD_OK)
+        return st;
+    return variant->launch(&maps, &args, s->n_thread_blocks[yard_cuda_variant_idx(variant)],
+                           s->stream, err);
+}
+
 static yard_status run_head_product(cuda_stream *s, const yard_head_linear_args *a,
                                     uint32_t max_rows, yard_error *err)
 {
     const yard_product_args args = {
         .n_groups = a->n_heads,
-        .n_in = a->transposed ? a->head_rows : a->w.cols,
-        .n_out = a->transposed ? a->w.cols : a->head_rows,
+        .n_in = head_inputs(a),
+        .n_out = head_outputs(a),
         .row_count = a->n_rows,
         .row_mask = a->row_mask,
         .x = a->x,
@@ -259,18 +310,38 @@ static yard_status run_head_product(cuda_stream *s, const yard_head_linear_args 
     return yard_cuda_product_launch(&args, max_rows, s->stream, err);
 }
 
-/* The tensor-core kernel holds all of K, and takes one scale for 64 rows of w. */
-static bool heads_fit(const yard_head_linear_args *a)
+/* The transposed form that prepare made is that of these heads. */
+static bool absorb_fits(const yard_head_linear_args *a)
+{
+    const struct yard_prepared *w = a->w.prepared;
+
+    return w->absorb.data && w->absorb_step >= w->cols &&
+           (uint64_t)w->absorb_step * a->n_heads <= w->absorb.rows &&
+           a->head_rows == w->absorb.cols;
+}
+
+/* The FP8 kernel holds all of K, and takes one scale for 64 rows of w. */
+static bool heads_fit_fp8(const yard_head_linear_args *a)
 {
     const struct yard_prepared *w = a->w.prepared;
 
     if (!a->quantise || !w->tiled || w->all.dtype != YARD_FP8_E4M3)
         return false;
     if (a->transposed)
-        return w->absorb.data && w->absorb_step >= w->cols &&
-               (uint64_t)w->absorb_step * a->n_heads <= w->absorb.rows &&
-               a->head_rows == w->absorb.cols;
+        return absorb_fits(a);
     return w->cols <= HEADS_MAX_K && a->head_stride % 64 == 0 && a->head_offset % 64 == 0;
+}
+
+/* The other one reads whole blocks of K: what lies behind a head's last column is the next head. */
+static bool heads_fit_bf16(const yard_head_linear_args *a)
+{
+    const struct yard_prepared *w = a->w.prepared;
+
+    if (a->quantise || !w->tiled || w->all.dtype != YARD_BF16 || a->n_heads > GEMM_MAX_GROUPS)
+        return false;
+    if (a->transposed && !absorb_fits(a))
+        return false;
+    return in_pieces(&a->x, a->x_head_stride, head_inputs(a)) && head_inputs(a) % BLOCK_BF16 == 0;
 }
 
 void yard_cuda_head_linear(yard_stream stream, const yard_head_linear_args *a)
@@ -288,7 +359,11 @@ void yard_cuda_head_linear(yard_stream stream, const yard_head_linear_args *a)
         (uint64_t)(a->n_heads - 1) * a->head_stride + a->head_offset + a->head_rows > a->w.rows)
         st = yard_fail(&err, YARD_EINVAL, "head_linear: %u heads of %u rows exceed the %u of w",
                        a->n_heads, a->head_stride, a->w.rows);
-    if (st == YARD_OK)
-        heads_fit(a) ? run_heads(s, a, max_rows, &err) : run_head_product(s, a, max_rows, &err);
+    if (st == YARD_OK && heads_fit_fp8(a))
+        run_heads_fp8(s, a, max_rows, &err);
+    else if (st == YARD_OK && heads_fit_bf16(a))
+        run_heads_bf16(s, a, max_rows, &err);
+    else if (st == YARD_OK)
+        run_head_product(s, a, max_rows, &err);
     yard_cuda_set_error(s, &err);
 }

@@ -20,11 +20,20 @@ static const heads_shape shapes[] = {
     { "v2-lite", 16, 128, 64, 128, 512, YARD_FP8_E4M3, 128 },
     { "straddling", 3, 192, 64, 256, 512, YARD_FP8_E4M3, 128 },
     { "odd", 3, 40, 8, 24, 72, YARD_FP8_E4M3, 128 },
-    { "bf16", 3, 64, 32, 64, 128, YARD_BF16, 128 },
+    { "demo in bf16", 4, 64, 32, 64, 128, YARD_BF16, 128 },
+    { "v2-lite in bf16", 16, 128, 64, 128, 512, YARD_BF16, 128 },
+    { "straddling in bf16", 3, 192, 64, 80, 320, YARD_BF16, 128 },
+    { "odd bf16", 3, 40, 8, 24, 72, YARD_BF16, 128 },
     { "k2", 64, 128, 64, 128, 512, YARD_FP8_E4M3, 128 },
     { "v3", 128, 128, 64, 128, 512, YARD_FP8_E4M3, 128 },
+    { "v2 in bf16", 128, 128, 64, 128, 512, YARD_BF16, 128 },
 };
-enum { N_SHAPES = sizeof(shapes) / sizeof(shapes[0]), N_QUICK = 5 };
+enum {
+    N_SHAPES = sizeof(shapes) / sizeof(shapes[0]),
+    N_QUICK = 8,
+    FEW_HEADS = 16,
+    MANY_HEADS_ROWS = 300
+};
 
 static double pow2_above(double x)
 {
@@ -97,18 +106,25 @@ static bool agrees(gpu_test *t, const yard_head_linear_args *a, const yard_matri
     return true;
 }
 
+static void call(const bed *b, const void *args)
+{
+    b->ops->head_linear(b->s, args);
+}
+
 /* Heads lie at once after another in y, so that every column of a written row is written. */
 static void one_count(const bed *b, const heads_shape *s, const weights *w,
-                      const yard_matrix *device, bool transposed, uint32_t n, yard_dtype dtype)
+                      const yard_matrix *device, bool transposed, uint32_t n, yard_dtype x_dtype,
+                      yard_dtype y_dtype)
 {
     const uint32_t in = transposed ? s->nope + s->rope : s->rank;
     const uint32_t out = transposed ? s->rank : s->v;
     rows_twin x, y, again;
     twin n_rows, mask;
     bool ok =
-        rows_create(b, &x, dtype, n + SPARE_ROWS, s->n_heads * in, s->n_heads * in, true) &&
-        rows_create(b, &y, dtype, n + SPARE_ROWS, s->n_heads * out, s->n_heads * out, false) &&
-        rows_create(b, &again, dtype, n + SPARE_ROWS, s->n_heads * out, s->n_heads * out, false) &&
+        rows_create(b, &x, x_dtype, n + SPARE_ROWS, s->n_heads * in, s->n_heads * in, true) &&
+        rows_create(b, &y, y_dtype, n + SPARE_ROWS, s->n_heads * out, s->n_heads * out, false) &&
+        rows_create(b, &again, y_dtype, n + SPARE_ROWS, s->n_heads * out, s->n_heads * out,
+                    false) &&
         twin_create(b, &n_rows, sizeof(int32_t)) && twin_create(b, &mask, n + SPARE_ROWS);
     yard_head_linear_args a = { .n_rows = n_rows.device,
                                 .max_rows = n + SPARE_ROWS,
@@ -131,14 +147,14 @@ static void one_count(const bed *b, const heads_shape *s, const weights *w,
         for (uint32_t i = 0; i < n; i++)
             ((uint8_t *)mask.host)[i] = below(b->t, 4) > 0;
         ok = twin_upload(b, &n_rows) && twin_upload(b, &mask);
-        b->ops->head_linear(b->s, &a);
+        call(b, &a);
         a.y = again.device;
-        b->ops->head_linear(b->s, &a);
+        ok = bed_replay(b, call, &a) && ok;
         ok = ok && twin_download(b, &y.data) && twin_download(b, &again.data);
     }
     gpu_test_case(b->t, ok && agrees(b->t, &a, &w->m[0], &x, &y, mask.host, n),
                   "heads %s, %s, %s, %u rows", s->name, transposed ? "k_b" : "v_b",
-                  yard_dtype_name(dtype), n);
+                  yard_dtype_name(y_dtype), n);
     gpu_test_case(b->t, ok && only_written(&y, mask.host, n, s->n_heads * out),
                   "heads %s, %s, %u rows: what is written", s->name, transposed ? "k_b" : "v_b", n);
     gpu_test_case(b->t, ok && !memcmp(y.data.host, again.data.host, y.data.n_bytes),
@@ -153,7 +169,6 @@ static void one_count(const bed *b, const heads_shape *s, const weights *w,
 
 void gpu_test_heads(gpu_test *t)
 {
-    static const uint32_t counts[] = { 0, 1, 2, 7, 64, 129, 300 };
     bed b;
 
     if (!bed_open(&b, t, NULL))
@@ -175,9 +190,13 @@ void gpu_test_heads(gpu_test *t)
                                .parts = w.m, .n_matrices = 1, .n_parts = 1, .absorb = &absorb },
                            NULL) == YARD_OK;
         gpu_test_case(t, ok, "heads %s: weights", s->name);
-        for (int j = 0; ok && j < 7; j++) {
-            one_count(&b, s, &w, &device, true, counts[j], YARD_BF16);
-            one_count(&b, s, &w, &device, false, counts[j], j == 3 ? YARD_F32 : YARD_BF16);
+        for (int j = 0; ok && j < N_TOKEN_COUNTS; j++) {
+            const uint32_t n = s->n_heads > FEW_HEADS && token_counts[j] > MANY_HEADS_ROWS
+                                   ? MANY_HEADS_ROWS
+                                   : token_counts[j];
+            one_count(&b, s, &w, &device, true, n, YARD_BF16, j == 2 ? YARD_F32 : YARD_BF16);
+            one_count(&b, s, &w, &device, false, n, j == 3 ? YARD_F32 : YARD_BF16,
+                      j == 3 || j == 4 ? YARD_F32 : YARD_BF16);
         }
         weights_destroy(&w);
         b.ops->release_prepared(b.s, prepared);

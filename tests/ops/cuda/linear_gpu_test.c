@@ -1,71 +1,13 @@
-/* linear and grouped_linear on the GPU against the double-precision definition: samples of large
- * results, all of small ones; nothing else written; the same bits again, and from a captured graph;
- * rows that do not depend on each other where the table promises it. */
+/* linear on the GPU against the double-precision definition: samples of large results, all of small
+ * ones; nothing else written; the same bits again, and from a captured graph; rows that do not
+ * depend on each other where the table promises it. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "products_gpu_test.h"
 
-enum { SPARE_ROWS = 3, ALL_BELOW = 1 << 21, SAMPLE_ROWS = 12, SAMPLE_COLS = 20, SAMPLES = 256 };
-
-static uint32_t below(gpu_test *t, uint32_t n)
-{
-    return (uint32_t)(gpu_test_random(t) % n);
-}
-
-/* ---- one product against the definition ------------------------------------------------------ */
-
-typedef struct sums {
-    double error, size;
-    bool close;
-} sums;
-
-static void compare(sums *s, const rows_twin *x, size_t x_row, const yard_matrix *w,
-                    const rows_twin *y, size_t y_row, uint32_t col, bool tensor_cores)
-{
-    const double got = rows_value(&y->host, y->n_cols, y_row, col);
-    double want = 0, size = 0;
-
-    for (uint32_t k = 0; k < w->cols; k++) {
-        const double term = rows_value(&x->host, x->n_cols, x_row, k) * matrix_value(w, col, k);
-        want += term;
-        size += fabs(term);
-    }
-    s->error += (got - want) * (got - want);
-    s->size += want * want;
-    if (!is_close(y->host.dtype, got, want, size, tensor_cores))
-        s->close = false;
-}
-
-/* Rows y0 .. of y are rows of x (through x_index) times w. Corners always count. */
-static void compare_rows(gpu_test *t, sums *s, const rows_twin *x, const int32_t *x_index,
-                         const yard_matrix *w, const rows_twin *y, uint32_t y0, uint32_t n_rows,
-                         bool tensor_cores)
-{
-    const bool all = (uint64_t)n_rows * w->rows * w->cols <= ALL_BELOW;
-    const uint32_t rows = all || n_rows < SAMPLE_ROWS ? n_rows : SAMPLE_ROWS;
-    const uint32_t some = rows * SAMPLE_COLS < SAMPLES ? SAMPLES / (rows ? rows : 1) : SAMPLE_COLS;
-    const uint32_t cols = all || w->rows < some ? w->rows : some;
-
-    for (uint32_t i = 0; i < rows; i++) {
-        const uint32_t row = rows == n_rows ? i : i == 0 ? n_rows - 1 : below(t, n_rows);
-        const size_t x_row = x_index ? (size_t)x_index[y0 + row] : y0 + row;
-        for (uint32_t j = 0; j < cols; j++) {
-            const uint32_t col = cols == w->rows ? j : j == 0 ? w->rows - 1 : below(t, w->rows);
-            compare(s, x, x_row, w, y, y0 + row, col, tensor_cores);
-        }
-    }
-}
-
-/* As a whole: bf16 rounds by 2^-8 at most, all of which counts where one value of a sample is much
- * larger than the others; FP8 products on tensor cores keep about 13 bits. */
-static bool sums_pass(const sums *s, yard_dtype y)
-{
-    return s->close && sqrt(s->error) <= sqrt(s->size) * (y == YARD_BF16 ? 0x1p-8 : 1e-3);
-}
-
-/* ---- linear ---------------------------------------------------------------------------------- */
+enum { SPARE_ROWS = 3 };
 
 typedef struct linear_shape {
     const char *name;
@@ -79,6 +21,10 @@ typedef struct linear_shape {
 #define FP8_SHAPE(name, rows, cols)                                                                \
     {                                                                                              \
         name, { rows }, cols, YARD_FP8_E4M3, YARD_FP8_E4M3, YARD_BF16, 0, 128, 0                   \
+    }
+#define BF16_SHAPE(name, rows, cols)                                                               \
+    {                                                                                              \
+        name, { rows }, cols, YARD_BF16, YARD_BF16, YARD_BF16, 0, 128, 0                           \
     }
 static const linear_shape large_shapes[] = {
     { "v3 qkv_a", { 1536, 576 }, 7168, YARD_FP8_E4M3, YARD_FP8_E4M3, YARD_BF16, 0, 128, 0 },
@@ -97,7 +43,8 @@ static const linear_shape large_shapes[] = {
     FP8_SHAPE("k2 o", 7168, 8192),
     FP8_SHAPE("mixtral down", 4096, 14336),
     { "v3 router", { 256 }, 7168, YARD_BF16, YARD_BF16, YARD_F32, 0, 128, 0 },
-    { "v3 eh_proj", { 7168 }, 14336, YARD_BF16, YARD_BF16, YARD_BF16, 0, 128, 0 },
+    BF16_SHAPE("v3 eh_proj", 7168, 14336),
+    BF16_SHAPE("mixtral q", 4096, 4096),
 };
 static const linear_shape small_shapes[] = {
     FP8_SHAPE("v2-lite kv_a", 576, 2048),
@@ -106,6 +53,8 @@ static const linear_shape small_shapes[] = {
     FP8_SHAPE("demo kv_a", 160, 256),
     { "demo q_b", { 384 }, 128, YARD_FP8_E4M3, YARD_FP8_E4M3, YARD_BF16, 128, 128, 16 },
     { "demo head", { 3584 }, 256, YARD_BF16, YARD_BF16, YARD_F32, 0, 128, 0 },
+    BF16_SHAPE("v2-lite down in bf16", 2048, 1408),
+    { "odd width in bf16", { 72 }, 200, YARD_BF16, YARD_BF16, YARD_F32, 0, 128, 8 },
     { "odd width", { 72 }, 200, YARD_FP8_E4M3, YARD_FP8_E4M3, YARD_BF16, 0, 128, 8 },
     { "odd blocks", { 300 }, 272, YARD_FP8_E4M3, YARD_FP8_E4M3, YARD_BF16, 37, 100, 0 },
     { "not aligned", { 130 }, 261, YARD_FP8_E4M3, YARD_FP8_E4M3, YARD_F32, 0, 128, 1 },
@@ -117,8 +66,7 @@ enum {
     N_LARGE = sizeof(large_shapes) / sizeof(large_shapes[0]),
     N_SMALL = sizeof(small_shapes) / sizeof(small_shapes[0])
 };
-static const uint32_t token_counts[] = { 0, 1, 2, 7, 64, 129, 1000 };
-enum { N_COUNTS = sizeof(token_counts) / sizeof(token_counts[0]), MAX_COUNT = 1000 };
+enum { MAX_COUNT = 1000 };
 
 /* Both sides of one shape; the rows of all token counts. */
 typedef struct linear_case {
@@ -165,12 +113,6 @@ static void linear_destroy(const bed *b, linear_case *c)
     b->ops->release_prepared(b->s, c->prepared);
 }
 
-static bool set_count(const bed *b, const twin *n_rows, uint32_t n)
-{
-    *(int32_t *)n_rows->host = (int32_t)n;
-    return twin_upload(b, n_rows);
-}
-
 /* first: row of x to begin with. max_rows is not n_rows: the kernel must read it. */
 static void linear_call(const bed *b, const linear_case *c, uint32_t first, uint32_t max_rows,
                         const rows_twin *y)
@@ -192,7 +134,7 @@ static void linear_count(const bed *b, linear_case *c, uint32_t n)
     const linear_shape *s = c->shape;
     const bool tensor_cores = s->x == YARD_FP8_E4M3;
     rows_twin y, again;
-    sums result = { .close = true };
+    product_errors result = { .close = true };
     bool ok = rows_create(b, &y, s->y, n + SPARE_ROWS, c->n_out, c->n_out + s->pad, false) &&
               rows_create(b, &again, s->y, n + SPARE_ROWS, c->n_out, c->n_out + s->pad, false) &&
               set_count(b, &c->n_rows, n);
@@ -204,8 +146,9 @@ static void linear_count(const bed *b, linear_case *c, uint32_t n)
     }
     if (ok) {
         compare_rows(b->t, &result, &c->x, NULL, &c->w.m[0], &y, 0, n, tensor_cores);
-        gpu_test_case(b->t, sums_pass(&result, s->y), "linear %s, %s, %u rows: error %.2e", s->name,
-                      b->variant, n, result.size > 0 ? sqrt(result.error / result.size) : 0);
+        gpu_test_case(b->t, errors_pass(&result, s->y), "linear %s, %s, %u rows: error %.2e",
+                      s->name, b->variant, n,
+                      result.size > 0 ? sqrt(result.error / result.size) : 0);
         gpu_test_case(b->t, only_written(&y, NULL, n, c->n_out),
                       "linear %s, %s, %u rows: what is written", s->name, b->variant, n);
     }
@@ -249,7 +192,7 @@ static void linear_shapes(gpu_test *t, const char *variant, const linear_shape *
         linear_case c;
         const bool ok = linear_create(&b, &c, &shapes[i], MAX_COUNT + SPARE_ROWS);
         gpu_test_case(t, ok, "linear %s: memory and weights", shapes[i].name);
-        for (uint32_t j = 0; ok && j < N_COUNTS; j++)
+        for (uint32_t j = 0; ok && j < N_TOKEN_COUNTS; j++)
             linear_count(&b, &c, token_counts[j]);
         if (ok && variant && !strcmp(variant, "deterministic"))
             linear_independent(&b, &c);
@@ -258,167 +201,11 @@ static void linear_shapes(gpu_test *t, const char *variant, const linear_shape *
     bed_close(&b);
 }
 
-/* ---- grouped linear -------------------------------------------------------------------------- */
-
-typedef struct grouped_shape {
-    const char *name;
-    uint32_t n_groups, n_out, n_in;
-    yard_dtype x, w;
-} grouped_shape;
-
-static const grouped_shape large_groups[] = {
-    { "v3 gate_up", 4, 4096, 7168, YARD_FP8_E4M3, YARD_FP8_E4M3 },
-    { "v3 down", 4, 7168, 2048, YARD_FP8_E4M3, YARD_FP8_E4M3 },
-    { "mixtral gate_up", 2, 28672, 4096, YARD_FP8_E4M3, YARD_FP8_E4M3 },
-};
-static const grouped_shape small_groups[] = {
-    { "v2-lite gate_up", 8, 2816, 2048, YARD_FP8_E4M3, YARD_FP8_E4M3 },
-    { "v2-lite down", 8, 2048, 1408, YARD_FP8_E4M3, YARD_FP8_E4M3 },
-    { "demo gate_up", 24, 256, 256, YARD_FP8_E4M3, YARD_FP8_E4M3 },
-    { "demo down", 24, 256, 128, YARD_FP8_E4M3, YARD_FP8_E4M3 },
-    { "exact", 5, 96, 200, YARD_F32, YARD_FP8_E4M3 },
-    { "bf16", 5, 96, 200, YARD_BF16, YARD_BF16 },
-};
-enum {
-    N_LARGE_GROUPS = sizeof(large_groups) / sizeof(large_groups[0]),
-    N_SMALL_GROUPS = sizeof(small_groups) / sizeof(small_groups[0]),
-    MAX_GROUPS = 32,
-    ROW_ALIGN = 16,
-    X_ROWS = 300 /* of the flat layout */
-};
-typedef enum fill_kind { EMPTY, ONE_TAKES_ALL, ONES, RAGGED, FULL, N_FILLS } fill_kind;
-typedef enum layout_kind { PACKED, ALIGNED, GATHERED, N_LAYOUTS } layout_kind;
-
-static int32_t group_size(gpu_test *t, fill_kind fill, uint32_t g, uint32_t n_groups)
-{
-    switch (fill) {
-    case EMPTY:
-        return 0;
-    case ONE_TAKES_ALL:
-        return g == n_groups / 2 ? 333 : 0;
-    case ONES:
-        return 1;
-    case RAGGED:
-        return below(t, 3) ? (int32_t)below(t, 100) : 0;
-    default:
-        return 128 + (int32_t)below(t, 140);
-    }
-}
-
-typedef struct grouped_case {
-    const grouped_shape *shape;
-    weights w;
-    yard_matrix *prepared_w;
-    struct yard_prepared *prepared;
-} grouped_case;
-
-static uint32_t make_groups(const bed *b, const grouped_shape *s, fill_kind fill,
-                            layout_kind layout, int32_t *offset, int32_t *count)
-{
-    offset[0] = 0;
-    for (uint32_t g = 0; g < s->n_groups; g++) {
-        count[g] = group_size(b->t, fill, g, s->n_groups);
-        offset[g + 1] = offset[g] + count[g];
-        if (layout == ALIGNED)
-            offset[g + 1] = (offset[g + 1] + ROW_ALIGN - 1) / ROW_ALIGN * ROW_ALIGN;
-    }
-    return (uint32_t)offset[s->n_groups];
-}
-
-static void grouped_one(const bed *b, grouped_case *c, fill_kind fill, layout_kind layout)
-{
-    static const char *const fills[] = { "empty", "one takes all", "ones", "ragged", "full" };
-    static const char *const layouts[] = { "packed", "aligned", "gathered" };
-    const grouped_shape *s = c->shape;
-    twin offset, count, index;
-    rows_twin x, y, again;
-    sums result = { .close = true };
-    bool ok = twin_create(b, &offset, (MAX_GROUPS + 1) * sizeof(int32_t)) &&
-              twin_create(b, &count, MAX_GROUPS * sizeof(int32_t));
-    const uint32_t n = make_groups(b, s, fill, layout, offset.host, count.host);
-    const uint32_t x_rows = layout == GATHERED ? X_ROWS : n + SPARE_ROWS;
-    const int32_t *first = offset.host, *counts = count.host;
-    uint8_t *written = calloc(n + SPARE_ROWS, 1);
-
-    ok = ok && twin_create(b, &index, (n + SPARE_ROWS) * sizeof(int32_t)) &&
-         rows_create(b, &x, s->x, x_rows, s->n_in, s->n_in, true) &&
-         rows_create(b, &y, YARD_BF16, n + SPARE_ROWS, s->n_out, s->n_out, false) &&
-         rows_create(b, &again, YARD_BF16, n + SPARE_ROWS, s->n_out, s->n_out, false);
-    for (uint32_t i = 0; ok && i < n + SPARE_ROWS; i++)
-        ((int32_t *)index.host)[i] = (int32_t)below(b->t, x_rows);
-    ok = ok && twin_upload(b, &offset) && twin_upload(b, &count) && twin_upload(b, &index);
-    for (int pass = 0; ok && pass < 2; pass++)
-        b->ops->grouped_linear(
-            b->s, &(yard_grouped_linear_args){ .n_groups = s->n_groups,
-                                               .offset = offset.device,
-                                               .row_count = layout == ALIGNED ? count.device : NULL,
-                                               .x_index = layout == GATHERED ? index.device : NULL,
-                                               .max_rows = n + SPARE_ROWS,
-                                               .max_x_rows = x_rows,
-                                               .x = x.device,
-                                               .w = c->prepared_w,
-                                               .y = pass ? again.device : y.device });
-    ok = ok && twin_download(b, &y.data) && twin_download(b, &again.data);
-    for (uint32_t g = 0; ok && g < s->n_groups; g++) {
-        memset(written + first[g], 1, (size_t)counts[g]);
-        compare_rows(b->t, &result, &x, layout == GATHERED ? index.host : NULL, &c->w.m[g], &y,
-                     (uint32_t)first[g], (uint32_t)counts[g], s->x == YARD_FP8_E4M3);
-    }
-    gpu_test_case(b->t, ok && sums_pass(&result, YARD_BF16), "grouped %s, %s, %s, %s: error %.2e",
-                  s->name, b->variant, fills[fill], layouts[layout],
-                  result.size > 0 ? sqrt(result.error / result.size) : 0);
-    gpu_test_case(b->t, ok && only_written(&y, written, n, s->n_out),
-                  "grouped %s, %s, %s, %s: what is written", s->name, b->variant, fills[fill],
-                  layouts[layout]);
-    gpu_test_case(b->t, ok && !memcmp(y.data.host, again.data.host, y.data.n_bytes),
-                  "grouped %s, %s, %s, %s: the same bits again", s->name, b->variant, fills[fill],
-                  layouts[layout]);
-    free(written);
-    twin_destroy(b, &offset);
-    twin_destroy(b, &count);
-    twin_destroy(b, &index);
-    rows_destroy(b, &x);
-    rows_destroy(b, &y);
-    rows_destroy(b, &again);
-}
-
-static void grouped_shapes(gpu_test *t, const char *variant, const grouped_shape *shapes,
-                           uint32_t n)
-{
-    bed b;
-
-    if (!bed_open(&b, t, variant))
-        return;
-    for (uint32_t i = 0; i < n; i++) {
-        const grouped_shape *s = &shapes[i];
-        grouped_case c = { .shape = s, .prepared_w = calloc(s->n_groups, sizeof(yard_matrix)) };
-        const bool ok =
-            weights_create(t, &c.w, s->w, s->n_groups, s->n_out, s->n_in, 0, 128) &&
-            b.ops->prepare(
-                &c.prepared, c.prepared_w, b.s,
-                &(yard_prepare_args){ .parts = c.w.m, .n_matrices = s->n_groups, .n_parts = 1 },
-                NULL) == YARD_OK;
-        gpu_test_case(t, ok, "grouped %s: weights", s->name);
-        for (int fill = 0; ok && fill < N_FILLS; fill++)
-            for (int layout = 0; layout < N_LAYOUTS; layout++)
-                grouped_one(&b, &c, (fill_kind)fill, (layout_kind)layout);
-        weights_destroy(&c.w);
-        b.ops->release_prepared(b.s, c.prepared);
-        free(c.prepared_w);
-    }
-    bed_close(&b);
-}
-
-/* ---- what holds between kernels -------------------------------------------------------------- */
-
 /* The sums of all kernels run in the same order: 96, 128 and 192 rows a tile give the same bits.
  * The deterministic table relies on it. */
-static void kernels_agree(gpu_test *t)
+static void kernels_agree(gpu_test *t, const linear_shape *shape, const char *const *variants,
+                          int n_variants)
 {
-    static const char *const variants[] = { "few_fp8", "rows128", "rows192", "group96",
-                                            "group144" };
-    const int n_variants = sizeof(variants) / sizeof(variants[0]);
-    static const linear_shape shape = FP8_SHAPE("kernels agree", 640, 1536);
     enum { ROWS = 300 };
     rows_twin first = { 0 };
 
@@ -429,7 +216,7 @@ static void kernels_agree(gpu_test *t)
         bed b;
         if (!bed_open(&b, t, variants[i]))
             return;
-        bool ok = linear_create(&b, &c, &shape, ROWS) &&
+        bool ok = linear_create(&b, &c, shape, ROWS) &&
                   rows_create(&b, &y, YARD_BF16, ROWS, 640, 640, false) &&
                   set_count(&b, &c.n_rows, ROWS);
         linear_call(&b, &c, 0, ROWS, &y);
@@ -466,7 +253,7 @@ static void graphs(gpu_test *t)
               set_count(&b, &c.n_rows, 0) && b.ops->capture_begin(b.s, NULL) == YARD_OK;
     linear_call(&b, &c, 0, ROWS, &y);
     ok = ok && b.ops->capture_end(&graph, b.s, NULL) == YARD_OK;
-    for (uint32_t i = 0; ok && i < N_COUNTS - 1; i++) {
+    for (uint32_t i = 0; ok && i < N_TOKEN_COUNTS - 1; i++) {
         const uint32_t n = token_counts[i];
         ok = rows_create(&b, &direct, YARD_BF16, ROWS, 384, 384, false) &&
              twin_upload(&b, &direct.data);
@@ -519,29 +306,24 @@ static void refusals(gpu_test *t)
 
 void gpu_test_linear(gpu_test *t)
 {
-    static const char *const variants[] = { NULL,      "deterministic", "few_fp8:1", "few_fp8:2:32",
-                                            "rows128", "rows192",       "group96",   "group144" };
+    static const linear_shape fp8 = FP8_SHAPE("kernels agree", 640, 1536);
+    static const linear_shape bf16 = BF16_SHAPE("kernels agree in bf16", 640, 1536);
+    static const char *const fp8_kernels[] = { "few_fp8", "rows128", "rows192", "group96",
+                                               "group144" };
+    static const char *const bf16_kernels[] = { "few_bf16", "rows128_bf16", "group96_bf16" };
+    static const char *const variants[] = { NULL,           "deterministic", "few_fp8:1",
+                                            "few_fp8:2:32", "rows128",       "rows192",
+                                            "group96",      "group144",      "few_bf16:1",
+                                            "rows128_bf16", "group96_bf16" };
     const int n_variants = sizeof(variants) / sizeof(variants[0]);
 
-    kernels_agree(t);
+    kernels_agree(t, &fp8, fp8_kernels, sizeof(fp8_kernels) / sizeof(fp8_kernels[0]));
+    kernels_agree(t, &bf16, bf16_kernels, sizeof(bf16_kernels) / sizeof(bf16_kernels[0]));
     graphs(t);
     refusals(t);
     for (int i = 0; i < n_variants; i++) {
         linear_shapes(t, variants[i], small_shapes, N_SMALL);
         if (!t->quick)
             linear_shapes(t, variants[i], large_shapes, N_LARGE);
-    }
-}
-
-void gpu_test_grouped(gpu_test *t)
-{
-    static const char *const variants[] = { NULL, "rows128", "rows192", "group96", "group144" };
-
-    const int n_variants = sizeof(variants) / sizeof(variants[0]);
-
-    for (int i = 0; i < n_variants; i++) {
-        grouped_shapes(t, variants[i], small_groups, N_SMALL_GROUPS);
-        if (!t->quick)
-            grouped_shapes(t, variants[i], large_groups, N_LARGE_GROUPS);
     }
 }

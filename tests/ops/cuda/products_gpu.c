@@ -4,7 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { POISON = 0xff };
+enum { POISON = 0xff, ALL_BELOW = 1 << 21, SAMPLE_ROWS = 12, SAMPLE_COLS = 20, SAMPLES = 256 };
+
+const uint32_t token_counts[N_TOKEN_COUNTS] = { 0, 1, 2, 7, 64, 129, 1000 };
+
+static uint32_t below(gpu_test *t, uint32_t n)
+{
+    return (uint32_t)(gpu_test_random(t) % n);
+}
 
 bool bed_open(bed *b, gpu_test *t, const char *variant)
 {
@@ -205,4 +212,68 @@ bool only_written(const rows_twin *y, const uint8_t *written, uint32_t n_rows, u
                 return false;
     }
     return true;
+}
+
+bool set_count(const bed *b, const twin *n_rows, uint32_t n)
+{
+    *(int32_t *)n_rows->host = (int32_t)n;
+    return twin_upload(b, n_rows);
+}
+
+static void compare(product_errors *s, const rows_twin *x, size_t x_row, const yard_matrix *w,
+                    const rows_twin *y, size_t y_row, uint32_t col, bool tensor_cores)
+{
+    const double got = rows_value(&y->host, y->n_cols, y_row, col);
+    double want = 0, size = 0;
+
+    for (uint32_t k = 0; k < w->cols; k++) {
+        const double term = rows_value(&x->host, x->n_cols, x_row, k) * matrix_value(w, col, k);
+        want += term;
+        size += fabs(term);
+    }
+    s->error += (got - want) * (got - want);
+    s->size += want * want;
+    if (!is_close(y->host.dtype, got, want, size, tensor_cores))
+        s->close = false;
+}
+
+void compare_rows(gpu_test *t, product_errors *s, const rows_twin *x, const int32_t *x_index,
+                  const yard_matrix *w, const rows_twin *y, uint32_t y0, uint32_t n_rows,
+                  bool tensor_cores)
+{
+    const bool all = (uint64_t)n_rows * w->rows * w->cols <= ALL_BELOW;
+    const uint32_t rows = all || n_rows < SAMPLE_ROWS ? n_rows : SAMPLE_ROWS;
+    const uint32_t some = rows * SAMPLE_COLS < SAMPLES ? SAMPLES / (rows ? rows : 1) : SAMPLE_COLS;
+    const uint32_t cols = all || w->rows < some ? w->rows : some;
+
+    for (uint32_t i = 0; i < rows; i++) {
+        const uint32_t row = rows == n_rows ? i : i == 0 ? n_rows - 1 : below(t, n_rows);
+        const size_t x_row = x_index ? (size_t)x_index[y0 + row] : y0 + row;
+        for (uint32_t j = 0; j < cols; j++) {
+            const uint32_t col = cols == w->rows ? j : j == 0 ? w->rows - 1 : below(t, w->rows);
+            compare(s, x, x_row, w, y, y0 + row, col, tensor_cores);
+        }
+    }
+}
+
+/* As a whole: bf16 rounds by 2^-8 at most, all of which counts where one value of a sample is much
+ * larger than the others; FP8 products on tensor cores keep about 13 bits. */
+bool errors_pass(const product_errors *s, yard_dtype y)
+{
+    return s->close && sqrt(s->error) <= sqrt(s->size) * (y == YARD_BF16 ? 0x1p-8 : 1e-3);
+}
+
+bool bed_replay(const bed *b, void (*fn)(const bed *b, const void *args), const void *args)
+{
+    yard_graph *graph = NULL;
+    bool ok = b->ops->capture_begin(b->s, NULL) == YARD_OK;
+
+    if (ok) {
+        fn(b, args);
+        ok = b->ops->capture_end(&graph, b->s, NULL) == YARD_OK &&
+             b->ops->replay(b->s, graph, NULL, NULL) == YARD_OK;
+    }
+    b->ops->synchronise(b->s);
+    b->ops->release_graph(b->s, graph);
+    return ok;
 }

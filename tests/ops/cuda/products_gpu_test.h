@@ -58,6 +58,30 @@ double matrix_value(const yard_matrix *w, size_t row, size_t col);
  * sum of the absolute terms. tensor_cores: their sums of FP8 products keep fewer bits than f32. */
 bool is_close(yard_dtype y, double got, double want, double size, bool tensor_cores);
 
+/* Numbers of tokens that products are tried with. */
+enum { N_TOKEN_COUNTS = 7 };
+extern const uint32_t token_counts[N_TOKEN_COUNTS];
+/* n_rows, an int32_t, becomes n on both sides. */
+bool set_count(const bed *b, const twin *n_rows, uint32_t n);
+
+/* A piece of a product against the definition: errors and sizes squared, and whether every element
+ * was close. */
+typedef struct product_errors {
+    double error, size;
+    bool close;
+} product_errors;
+
+/* Rows y0 .. of y are rows of x (through x_index, may be NULL) times w: all of few elements, a
+ * sample of many. Corners always count. */
+void compare_rows(gpu_test *t, product_errors *s, const rows_twin *x, const int32_t *x_index,
+                  const yard_matrix *w, const rows_twin *y, uint32_t y0, uint32_t n_rows,
+                  bool tensor_cores);
+/* Whether all that was compared is right, y being of that dtype. */
+bool errors_pass(const product_errors *s, yard_dtype y);
+
+/* fn(b, args) once more, from a captured graph. */
+bool bed_replay(const bed *b, void (*fn)(const bed *b, const void *args), const void *args);
+
 /* Every row of y below n_rows has only numbers in columns [0, n_cols), every other byte is the
  * pattern still. written (may be NULL): rows that count. */
 bool only_written(const rows_twin *y, const uint8_t *written, uint32_t n_rows, uint32_t n_cols);
