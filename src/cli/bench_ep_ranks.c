@@ -413,15 +413,19 @@ static bool find_stuck(const group *g, yard_error *err)
 {
     const uint64_t limit_us =
         atomic_load(&g->shared->aborted) ? YARD_BENCH_EP_LEFT_US : YARD_BENCH_EP_STUCK_US;
-    uint64_t since_us = yard_now_us() - limit_us;
+    const uint64_t now_us = yard_now_us(); /* since the machine's start, so maybe below the limit */
+    uint64_t longest_us = limit_us;
     uint32_t stuck = UINT32_MAX, n_tokens;
     char tokens[32] = "";
 
-    for (uint32_t rank = 0; rank < g->n_ranks; rank++)
-        if (g->pids[rank] > 0 && atomic_load(&g->reports[rank].since_us) < since_us) {
-            since_us = atomic_load(&g->reports[rank].since_us);
+    for (uint32_t rank = 0; rank < g->n_ranks; rank++) {
+        const uint64_t since_us = atomic_load(&g->reports[rank].since_us);
+
+        if (g->pids[rank] > 0 && now_us > since_us && now_us - since_us > longest_us) {
+            longest_us = now_us - since_us;
             stuck = rank; /* others wait for the one that has been there for longest */
         }
+    }
     if (stuck == UINT32_MAX)
         return false;
     n_tokens = atomic_load(&g->reports[stuck].n_tokens);
