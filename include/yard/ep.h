@@ -174,13 +174,21 @@ YARD_API const char *yard_ep_describe(const yard_ep *ep);
 /* Round number round_idx < n_rounds. Owned by the group. NULL when there is no such round. */
 YARD_API yard_ep_round *yard_ep_get_round(yard_ep *ep, uint32_t round_idx);
 
+/* Says that no instance has more than n_tokens in an exchange of this round, from its next
+ * dispatch_send on; 0: config.max_tokens, as at first. For callers that know it on the host, as a
+ * step of an engine does: on GPUs a group for many tokens then exchanges few as fast as a group for
+ * few, and kernels that are captured keep the limit. All ranks say the same before the same
+ * dispatch_send; more tokens than it are an error there. Reads nothing of the device, never blocks.
+ * Errors: YARD_EINVAL (above max_tokens, or the round is in flight). */
+YARD_API yard_status yard_ep_round_limit(yard_ep_round *round, uint32_t n_tokens);
+
 /* Sends this instance's tokens to the ranks of their experts.
  *
  *   x        [n_tokens, hidden] of config.input, caller-owned; free when the stream passes the call
  *   x_scale  [n_tokens, ceil(hidden / 128)] f32, only when config.input is FP8, else NULL
  *   expert   [n_tokens, top_k] i32 global expert ids, those of a token different; -1 is skipped
  *   weight   [n_tokens, top_k] f32
- *   n_tokens [1] i32, 0 to max_tokens; read when the call runs
+ *   n_tokens [1] i32, 0 to max_tokens, or the round's limit; read when the call runs
  *
  * All ranks of an instance pass the same values; each sends the rows t with t mod tp == its place.
  * Never blocks. Errors: YARD_EINVAL (too many tokens, an id outside the experts or twice in a

@@ -315,6 +315,19 @@ yard_ep_round *yard_ep_get_round(yard_ep *ep, uint32_t round_idx)
     return round_idx < ep->config.n_rounds ? &ep->rounds[round_idx] : NULL;
 }
 
+yard_status yard_ep_round_limit(yard_ep_round *round, uint32_t n_tokens)
+{
+    yard_ep *ep = round->ep;
+
+    if (n_tokens > ep->config.max_tokens)
+        return yard_fail(&ep->err, YARD_EINVAL, "round_limit: want at most %u tokens, got %u",
+                         ep->config.max_tokens, n_tokens);
+    if (round->state != ROUND_IDLE)
+        return yard_fail(&ep->err, YARD_EINVAL, "round_limit: want a round between exchanges");
+    round->limit = n_tokens;
+    return YARD_OK;
+}
+
 void *yard_ep_expert_y(const yard_ep_round *round)
 {
     return round->ep->config.expert_y_in_place ? ep_heap(round->ep, round->heap.expert_y) : NULL;

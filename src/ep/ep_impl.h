@@ -116,6 +116,7 @@ struct yard_ep_round {
     yard_ep *ep;
     round_heap heap;
     round_state state;
+    uint32_t limit;                                    /* of tokens; 0: config.max_tokens */
     uint64_t epoch;                                    /* dispatches so far */
     uint64_t *rows_seen, *results_seen, *outputs_seen; /* [n_ranks] totals awaited so far */
 

@@ -256,6 +256,17 @@ static inline bool case_call(case_rank *r, const char *call, uint32_t step, yard
     CASE_FAIL(r, "rank %u step %u %s: %s", r->rank, step, call, yard_ep_error(r->ep));
 }
 
+/* Some cases say before each exchange how many tokens an instance has at most. */
+static inline uint32_t case_limit(const ep_case *c, uint32_t step)
+{
+    uint32_t most = 0;
+
+    for (uint32_t group = 0; group < c->n_ranks / c->config.tp; group++)
+        if (case_tokens(c, step, group) > most)
+            most = case_tokens(c, step, group);
+    return c->seed % 5 < 2 && step % 3 < 2 ? most : 0;
+}
+
 static inline bool case_send(case_rank *r, uint32_t i, uint32_t step)
 {
     const ep_case *c = r->c;
@@ -281,6 +292,9 @@ static inline bool case_send(case_rank *r, uint32_t i, uint32_t step)
                    yard_group_count(g->hidden) * sizeof(float));
         case_free_row(row);
     }
+    st = yard_ep_round_limit(yard_ep_get_round(r->ep, i), case_limit(c, step));
+    if (st != YARD_OK)
+        return case_call(r, "round_limit", step, st);
     st = yard_ep_dispatch_send(yard_ep_get_round(r->ep, i), b->x, fp8 ? b->x_scale : NULL,
                                b->expert, b->weight, &n_tokens, NULL);
     /* the caller's buffers are free now */

@@ -73,6 +73,34 @@ static void wrong_calls_are_refused(void **state)
     yard_ep_destroy(NULL);
 }
 
+static void limits_are_kept(void **state)
+{
+    yard_ep_config config = tiny_config();
+    yard_ep *ep = alone(&config);
+    yard_ep_round *round = yard_ep_get_round(ep, 0);
+    float x[24] = { 0 }, weight[6] = { 0 }, expert_x[64], y[24];
+    int32_t expert[6] = { 0, 1, 2, 3, 0, 1 }, count[4], n = 3;
+
+    (void)state;
+    assert_int_equal(yard_ep_round_limit(round, 4), YARD_EINVAL);
+    assert_string_equal(yard_ep_error(ep), "round_limit: want at most 3 tokens, got 4");
+    assert_int_equal(yard_ep_round_limit(round, 2), YARD_OK);
+    assert_int_equal(yard_ep_dispatch_send(round, x, NULL, expert, weight, &n, NULL), YARD_EINVAL);
+    assert_string_equal(yard_ep_error(ep),
+                        "dispatch_send: n_tokens: want 0 to 2 (the round's limit), got 3");
+    n = 2;
+    assert_int_equal(yard_ep_dispatch_send(round, x, NULL, expert, weight, &n, NULL), YARD_OK);
+    assert_int_equal(yard_ep_round_limit(round, 0), YARD_EINVAL);
+    assert_string_equal(yard_ep_error(ep), "round_limit: want a round between exchanges");
+    assert_int_equal(yard_ep_dispatch_recv(round, expert_x, NULL, count, NULL, NULL), YARD_OK);
+    assert_int_equal(yard_ep_combine_send(round, expert_x, NULL), YARD_OK);
+    assert_int_equal(yard_ep_combine_recv(round, y, NULL), YARD_OK);
+    n = 3;
+    assert_int_equal(yard_ep_round_limit(round, 0), YARD_OK);
+    assert_int_equal(yard_ep_dispatch_send(round, x, NULL, expert, weight, &n, NULL), YARD_OK);
+    yard_ep_destroy(ep);
+}
+
 /* Capacities count min(top_k, experts of a rank) rows of a token: an expert named twice would bring
  * more than the caller's buffers and the staging hold. */
 static void repeated_experts_are_refused(void **state)
@@ -298,6 +326,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_calls_are_refused),
+        cmocka_unit_test(limits_are_kept),
         cmocka_unit_test(repeated_experts_are_refused),
         cmocka_unit_test(wrong_configs_are_refused),
         cmocka_unit_test(uninitialised_configs_are_refused),

@@ -28,15 +28,18 @@ static yard_status check_experts(yard_ep *ep, const int32_t *expert, uint32_t t)
     return YARD_OK;
 }
 
-static yard_status check_routing(yard_ep *ep, const int32_t *expert, int32_t n_tokens)
+static yard_status check_routing(const yard_ep_round *round, const int32_t *expert,
+                                 int32_t n_tokens)
 {
+    yard_ep *ep = round->ep;
     const yard_ep_config *c = &ep->config;
+    const uint32_t most = round->limit ? round->limit : c->max_tokens;
     yard_status st = YARD_OK;
 
-    if (n_tokens < 0 || (uint32_t)n_tokens > c->max_tokens)
+    if (n_tokens < 0 || (uint32_t)n_tokens > most)
         return yard_fail(&ep->err, YARD_EINVAL,
-                         "dispatch_send: n_tokens: want 0 to %u (max_tokens), got %d",
-                         c->max_tokens, n_tokens);
+                         "dispatch_send: n_tokens: want 0 to %u (%s), got %d", most,
+                         round->limit ? "the round's limit" : "max_tokens", n_tokens);
     for (uint32_t t = 0; st == YARD_OK && t < (uint32_t)n_tokens; t++)
         st = check_experts(ep, expert + (size_t)t * c->top_k, t);
     return st;
@@ -208,7 +211,7 @@ yard_status yard_ep_cpu_dispatch_send(yard_ep_round *round, const void *x, const
         st = yard_fail(&ep->err, YARD_EINVAL,
                        "dispatch_send: x, expert, weight: want %d rows, got NULL", *n_tokens);
     if (st == YARD_OK)
-        st = check_routing(ep, expert, *n_tokens);
+        st = check_routing(round, expert, *n_tokens);
     if (st == YARD_OK && *n_tokens > 0 && (x_scale != NULL) != (ep->config.input == YARD_EP_FP8))
         st = yard_fail(&ep->err, YARD_EINVAL,
                        "dispatch_send: x_scale: want it exactly when input "

@@ -38,6 +38,23 @@ static void cut_rows(ep_cuda_args *a, ep_cuda_launch *l, uint32_t n_vectors, uin
     l->n_threads = threads_for(a->part_vectors);
 }
 
+/* True: this exchange's rows of dispatch have flags. */
+static bool apply_limit(const yard_ep_round *round, ep_cuda_args *a)
+{
+    const ep_cuda *cu = round->ep->impl;
+
+    if (round->limit) {
+        a->bound = round->limit;
+        a->by_bound = ep_cuda_divide_by(a->bound);
+    }
+    if (!cu->flags || a->bound > cu->few_tokens)
+        return cu->flags;
+    a->at_rows = a->at_few_rows;
+    a->row_slots = cu->few_tokens;
+    a->in_flagged_group = true;
+    return false;
+}
+
 /* Rows with flags are made and copied whole. */
 static void take_rows_whole(ep_cuda_args *a, ep_cuda_launch *l)
 {
@@ -176,6 +193,7 @@ yard_status yard_ep_cuda_dispatch_send(yard_ep_round *round, const void *x, cons
     ep_cuda_round *r = ep_cuda_round_of(round);
     ep_cuda_launch l = { .stream = (cudaStream_t)stream };
     ep_cuda_args a = r->args;
+    const bool flags = apply_limit(round, &a);
     const size_t x_bytes = input == EP_INPUT_RAW    ? a.payload_bytes
                            : input == EP_INPUT_BF16 ? a.hidden * 2u
                                                     : a.hidden * 4u;
@@ -192,18 +210,18 @@ yard_status yard_ep_cuda_dispatch_send(yard_ep_round *round, const void *x, cons
     a.n_readable = least(readable_rows(cu, x, x_bytes),
                          least(readable_rows(cu, expert, a.top_k * sizeof(*expert)),
                                readable_rows(cu, weight, a.top_k * sizeof(*weight))));
-    if (cu->flags || cu->puts)
+    if (flags || cu->puts)
         take_rows_whole(&a, &l);
     else
         cut_rows(&a, &l, a.n_vectors, a.bound <= FEW_TOKENS ? 2 : 1, EP_CUDA_THREADS);
     l.n_threads += 32; /* a warp for the header or the flags */
     l.n_blocks = send_blocks(ep, &l, own_tokens(&a), SEND_BLOCKS_PER_SM);
-    if (cu->flags)
+    if (flags)
         l.n_blocks = least(l.n_blocks, cu->n_sms); /* room for the receiver beside them */
     a.n_heads = least(cu->n_put, l.n_blocks);
     l.n_blocks += a.n_heads;
     l.overlap = send_overlaps(cu, l.stream);
-    st = launched(ep, "dispatch_send", cu->kernels->dispatch_send(&a, input, cu->flags, &l));
+    st = launched(ep, "dispatch_send", cu->kernels->dispatch_send(&a, input, flags, &l));
     if (st != YARD_OK)
         return st;
     note_send(r, l.stream);
@@ -237,6 +255,7 @@ yard_status yard_ep_cuda_dispatch_recv(yard_ep_round *round, void *expert_x, flo
     const ep_cuda_round *r = ep_cuda_round_of(round);
     ep_cuda_launch l = { .stream = (cudaStream_t)stream };
     ep_cuda_args a = r->args;
+    const bool flags = apply_limit(round, &a);
     cudaError_t rc;
 
     a.expert_x = expert_x;
@@ -246,7 +265,7 @@ yard_status yard_ep_cuda_dispatch_recv(yard_ep_round *round, void *expert_x, flo
     a.wide = is_vector(expert_x) && is_vector(expert_x_scale) && a.payload_bytes % 16 == 0;
     a.early = l.overlap = follows_send(r, l.stream);
     a.lets_next_start = ep->config.mode == YARD_EP_PARTIAL;
-    if (cu->flags) {
+    if (flags) {
         rc = launch_flagged(cu, &a, &l);
     } else {
         cut_rows(&a, &l, a.n_vectors, a.bound <= FEW_TOKENS ? 2 : 1, EP_CUDA_THREADS);
@@ -280,6 +299,7 @@ yard_status yard_ep_cuda_combine_send(yard_ep_round *round, const void *expert_y
     ep_cuda_args a = r->args;
     yard_status st;
 
+    apply_limit(round, &a);
     a.expert_y = expert_y;
     a.wide = is_vector(expert_y) && a.result_bytes % 16 == 0;
     l.half_flight = a.dp * a.bound > cu->n_sms;
@@ -308,6 +328,7 @@ yard_status yard_ep_cuda_combine_recv(yard_ep_round *round, void *y, yard_stream
     ep_cuda_args a = r->args;
     yard_status st;
 
+    apply_limit(round, &a);
     a.y = y;
     a.wide = is_vector(y) && a.hidden % 8 == 0;
     a.early = l.overlap = follows_send(r, l.stream);

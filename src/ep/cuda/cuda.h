@@ -9,7 +9,8 @@
  *   rows      of dispatch: up to config.self_proving_tokens the place is filled with all-ones
  *             words (*poison*), which valid data never has; the reader polls the words themselves
  *             and poisons the place again. Above, a flag a row that holds the epoch, written with
- *             release once the row is there.
+ *             release once the row is there. A group with flags has places of the first kind as
+ *             well, for exchanges whose limit allows no more tokens.
  *   results   of combine, self-proving at any size; likewise finished rows for siblings.
  *
  * Why nothing waits for a barrier: the argument of ep_impl.h, with packets for its headers. Two
@@ -65,7 +66,8 @@ typedef enum ep_cuda_fault {
     EP_FAULT_COMBINE,  /* combine_recv: the same */
     EP_FAULT_RESULT,   /* combine_recv: all ranks have answered, but no result of token value */
     EP_FAULT_OUTPUT,   /* combine_recv: finished rows of a sibling */
-    EP_FAULT_SUM       /* all-reduce: rows of rank value */
+    EP_FAULT_SUM,      /* all-reduce: rows of rank value */
+    EP_FAULT_LIMIT     /* dispatch_recv: rank value has another limit of tokens */
 } ep_cuda_fault;
 
 /* In host memory that the device writes once. */
@@ -79,7 +81,7 @@ typedef struct ep_cuda_state {
     uint32_t dispatch_epoch, combine_epoch;
     uint32_t reserved[30];
     /* Of dispatches with flags: blocks of the send, and of the layout, that have done their work;
-     * EP_CUDA_DONE a dispatch, whatever the grid is. */
+     * EP_CUDA_DONE a dispatch, whatever the grid is. Other dispatches of the group add it, too. */
     uint32_t n_sent, more[31];
     uint32_t n_laid_out, rest[31];
 } ep_cuda_state;
@@ -112,6 +114,7 @@ typedef struct ep_cuda_args {
     uint64_t at_weights;  /* [slots][n_weight_packets] packets */
     uint64_t at_rows;     /* [slots] of row_pitch */
     uint64_t at_flags;    /* [slots] u32 */
+    uint64_t at_few_rows; /* [dp * few_tokens] of row_pitch, self-proving, in groups with flags */
     uint64_t at_results;  /* [max_tokens][top_k] of result_pitch */
     uint64_t at_outputs;  /* [max_tokens] of output_pitch; tp > 1 */
     /* with puts only; ids and weights then lie as header_pitch says */
@@ -153,6 +156,8 @@ typedef struct ep_cuda_args {
 
     /* this call */
     uint32_t bound;        /* no instance has more tokens */
+    uint32_t row_slots;    /* of an instance, rows of dispatch: max_tokens, or few_tokens */
+    bool in_flagged_group; /* this dispatch, whose rows have no flags */
     uint32_t part_vectors; /* of a row, which block (., y) takes from y * part_vectors on */
     uint32_t n_readable;   /* rows of x, expert and weight that may be read early */
     bool wide;             /* rows of the caller's buffers can be accessed by vectors */

@@ -325,6 +325,7 @@ DEVICE uint64_t weights_at(const ep_cuda_args &a, uint32_t slot, uint32_t i)
     return a.at_weights + ((uint64_t)slot * a.n_weight_packets + i) * VECTOR;
 }
 
+/* slot: instance * row_slots + token */
 DEVICE uint64_t row_at(const ep_cuda_args &a, uint32_t slot)
 {
     return a.at_rows + (uint64_t)slot * a.row_pitch + (PUTS ? a.n_weight_packets * VECTOR : 0);
@@ -354,6 +355,15 @@ DEVICE int32_t rank_of(const ep_cuda_args &a, int32_t id)
 DEVICE uint32_t byte_of(uint2 ids, uint32_t i)
 {
     return ((i < 4 ? ids.x : ids.y) >> 8 * (i % 4)) & 255;
+}
+
+/* The packet with a rank's token count: false when its limit is not the one here. */
+DEVICE bool has_our_limit(const ep_cuda_args &a, uint4 count, uint32_t rank)
+{
+    if (PUTS || count.y == a.bound)
+        return true;
+    report(a, EP_FAULT_LIMIT, (int32_t)rank);
+    return false;
 }
 
 #include "ep/cuda/puts.cuh"

@@ -100,6 +100,8 @@ DEVICE void await_counts(const ep_cuda_args &a, recv_shared *s, uint4 v, uint32_
         if (v.w != epoch && !await_packet(a, place(a, a.rank, count_at(a, 0, rank)), epoch, &v,
                                           EP_FAULT_DISPATCH, rank))
             s->failed = 1;
+        else if (!has_our_limit(a, v, rank))
+            s->failed = 1;
         *(volatile uint32_t *)&s->n_tokens[rank] = v.w == epoch ? v.x : 0;
     }
     __syncwarp(); /* no lane polls for ids that another lane of its warp still counts here */
@@ -326,7 +328,7 @@ template <typename ARGS> DEVICE void receive(const ARGS &a, recv_shared *s, uint
     const uint32_t epoch = load_word(&a.state->dispatch_epoch) + 1, failed = load_word(a.error);
     const bool counting = counts || a.row_align != 1;
     const first_packets packets = ask_for_packets(a);
-    piece early = ask_for_piece(a, o.slot);
+    piece early = ask_for_piece(a, o.group * a.row_slots + o.t);
 
     if (threadIdx.x < a.n_ranks)
         s->n_tokens[threadIdx.x] = UNKNOWN;
@@ -353,7 +355,8 @@ template <typename ARGS> DEVICE void receive(const ARGS &a, recv_shared *s, uint
     __syncthreads(); /* the rows of all choices before anybody copies */
     if (PUTS && !is_direct(a, owner_of(a, o.group, o.t))) {
         await_rows(a, owner_of(a, o.group, o.t), epoch);
-        early = ask_for_piece(a, o.slot); /* what was loaded before does not count */
+        early = ask_for_piece(a, o.group * a.row_slots +
+                                     o.t); /* what was loaded before does not count */
     }
     take_row(a, s, o, early);
 }

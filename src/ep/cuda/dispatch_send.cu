@@ -259,10 +259,14 @@ DEVICE void send_counts(const ep_cuda_args &a, uint32_t n_tokens, uint32_t epoch
 {
     if (threadIdx.x < a.n_ranks && is_direct(a, threadIdx.x))
         store_relaxed(place(a, threadIdx.x, count_at(a, 0, a.rank)),
-                      make_uint4(n_tokens, 0, 0, epoch));
+                      make_uint4(n_tokens, PUTS ? 0 : a.bound, 0, epoch));
     if (threadIdx.x == 0) {
         *a.kept_count = n_tokens;
         a.state->combine_epoch = epoch - 1;
+        if (a.in_flagged_group) { /* the next one with flags counts from where this epoch ends */
+            a.state->n_sent += EP_CUDA_DONE;
+            a.state->n_laid_out += EP_CUDA_DONE;
+        }
     }
 }
 
@@ -322,7 +326,7 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS + WARP,
     let_successor_start();
     dawdle(a, 0);
     for (bool known = false;; t += step, known = true) {
-        const uint32_t slot = a.group * a.max_tokens + t;
+        const uint32_t slot = a.group * a.row_slots + t; /* of the row */
         const bool loads = known ? t < n_tokens : t < a.n_readable;
         choice c = { -1, -1, 0.0f, 0 };
         source s = {};

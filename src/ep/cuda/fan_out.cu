@@ -29,6 +29,8 @@ DEVICE void await_counts(const ep_cuda_args &a, layout_shared *s, uint32_t epoch
         uint4 v;
         if (!await_packet(a, place(a, a.rank, count_at(a, 0, r)), epoch, &v, EP_FAULT_DISPATCH, r))
             s->failed = 1;
+        else if (!has_our_limit(a, v, r))
+            s->failed = 1;
         s->n_tokens[r] = v.w == epoch ? v.x : 0;
     }
 }

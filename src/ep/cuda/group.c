@@ -25,11 +25,6 @@ static yard_status check(const yard_ep *ep, yard_error *err)
 
 /* ---- the heap ----------------------------------------------------------------------------- */
 
-static ep_cuda_divisor divide_by(uint32_t d)
-{
-    return (ep_cuda_divisor){ d > 1 ? UINT32_MAX / d + 1 : 0 };
-}
-
 /* Sizes and what else follows from the config. puts: some peers are put to. */
 static void describe_rows(const yard_ep *ep, bool puts, ep_cuda_args *a)
 {
@@ -74,9 +69,27 @@ static void describe_rows(const yard_ep *ep, bool puts, ep_cuda_args *a)
     a->ue8m0 = c->ue8m0;
     a->output_bf16 = c->output == YARD_EP_BF16;
     a->bound = c->max_tokens;
-    a->by_local = divide_by(ep->n_local);
-    a->by_dp = divide_by(ep->dp);
-    a->by_bound = divide_by(a->bound);
+    a->by_local = ep_cuda_divide_by(ep->n_local);
+    a->by_dp = ep_cuda_divide_by(ep->dp);
+    a->by_bound = ep_cuda_divide_by(a->bound);
+    a->row_slots = c->max_tokens;
+}
+
+/* Tokens whose rows can prove themselves. */
+static uint32_t most_self_proving(const yard_ep *ep, const ep_cuda_args *a)
+{
+    const uint32_t most = EP_CUDA_MAX_SELF_PROVING / (ep->dp * a->n_id_packets);
+
+    return most < ep->config.self_proving_tokens ? most : ep->config.self_proving_tokens;
+}
+
+/* Rows that prove themselves have places of their own where others have flags: only there are
+ * places poisoned again. Weights lie with rows that are put, and few tokens gain little there. */
+static uint32_t few_tokens(const yard_ep *ep, bool puts, const ep_cuda_args *a)
+{
+    const uint32_t most = most_self_proving(ep, a);
+
+    return puts || ep->config.max_tokens <= most ? 0 : most;
 }
 
 static yard_sym take(yard_sym *at, uint64_t n_bytes)
@@ -116,6 +129,7 @@ static void lay_out_heap(const yard_ep *ep, bool puts, ep_cuda_args *a, yard_sym
     a->at_weights = take(at, puts ? 0 : slots * a->n_weight_packets * VECTOR_BYTES);
     a->at_flags = take(at, slots * sizeof(uint32_t));
     a->at_rows = take(at, slots * a->row_pitch);
+    a->at_few_rows = take(at, (uint64_t)a->dp * few_tokens(ep, puts, a) * a->row_pitch);
     a->at_results = take(at, (uint64_t)a->max_tokens * a->top_k * a->result_pitch);
     a->at_outputs = take(at, a->tp > 1 ? (uint64_t)a->max_tokens * a->output_pitch : 0);
 }
@@ -284,9 +298,8 @@ static yard_status open_cuda(yard_ep *ep, yard_error *err)
         st = prepare_rounds(ep, cu, err);
     if (st != YARD_OK)
         return st;
-    cu->flags = c->max_tokens > c->self_proving_tokens ||
-                (uint64_t)ep->dp * c->max_tokens * cu->rounds[0].args.n_id_packets >
-                    EP_CUDA_MAX_SELF_PROVING;
+    cu->flags = c->max_tokens > most_self_proving(ep, &cu->rounds[0].args);
+    cu->few_tokens = few_tokens(ep, cu->puts, &cu->rounds[0].args);
     return YARD_OK;
 }
 
@@ -331,10 +344,14 @@ static void look(yard_ep *ep)
     case EP_FAULT_NONE:
         return;
     case EP_FAULT_TOKENS:
-        say(ep, YARD_EINVAL, "dispatch_send", "n_tokens: want 0 to max_tokens, got ", value);
+        say(ep, YARD_EINVAL, "dispatch_send", "n_tokens: want 0 to max_tokens or the limit, got ",
+            value);
         return;
     case EP_FAULT_EXPERT:
         say(ep, YARD_EINVAL, "dispatch_send", "expert: want -1 to n_experts - 1, got ", value);
+        return;
+    case EP_FAULT_LIMIT:
+        say(ep, YARD_EINVAL, "dispatch_recv", "another limit of tokens than here has rank ", value);
         return;
     case EP_FAULT_DISPATCH:
         say(ep, YARD_ETIMEDOUT, "dispatch_recv", "the deadline passed waiting for rank ", value);

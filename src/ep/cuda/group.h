@@ -20,13 +20,19 @@ typedef struct ep_cuda {
     bool plain_sends;               /* tests: sends start when their predecessor has ended */
     bool puts;                      /* some peers are put to */
     uint32_t n_put;                 /* how many */
-    bool flags;                     /* rows with flags instead of self-proving ones */
+    bool flags;                     /* rows with flags instead of self-proving ones, but */
+    uint32_t few_tokens;            /* where limits are not above this; 0: nowhere */
     ep_cuda_round *rounds;          /* [n_rounds] */
     void *memory;                   /* device memory of all rounds */
     ep_cuda_error *error;           /* host memory that kernels write */
     const ep_cuda_kernels *kernels; /* compiled for the transport */
     int (*address_range)(unsigned long long *base, size_t *n_bytes, unsigned long long p);
 } ep_cuda;
+
+static inline ep_cuda_divisor ep_cuda_divide_by(uint32_t d)
+{
+    return (ep_cuda_divisor){ d > 1 ? UINT32_MAX / d + 1 : 0 };
+}
 
 static inline ep_cuda_round *ep_cuda_round_of(const yard_ep_round *round)
 {

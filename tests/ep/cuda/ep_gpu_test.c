@@ -55,9 +55,8 @@ typedef struct stress_case {
     uint32_t max_tokens, hidden, n_experts, top_k, tp, row_align, self_proving, n_rounds;
     bool partial, late;
     uint32_t n_replays; /* of STRESS_STEPS exchanges */
+    bool limits;        /* exchanges of few tokens among those of many */
 } stress_case;
-
-enum { STRESS_STEPS = 10 };
 
 static yard_ep *open_stress(const yard_fabric_config *fabric, const stress_case *c)
 {
@@ -111,9 +110,12 @@ static stress make_stress(const yard_ep *ep, const stress_case *c)
                  .max_tokens = t,
                  .row_align = c->row_align,
                  .partial = c->partial };
+    const uint32_t some[] = { 0, c->self_proving, 1, t / 2, c->self_proving / 2 };
     yard_ep_capacity room;
 
     CHECK(yard_ep_capacity_of(&ep->config, ep->n_ranks, &room, NULL) == YARD_OK);
+    for (uint32_t i = 0; c->limits && i < STRESS_STEPS; i++)
+        s.limit[i] = some[(i * 7 + i / 5) % 5];
     s.step = on_device(4);
     s.n_wrong = on_device(16);
     s.x = on_device((size_t)t * c->hidden * 2);
@@ -129,12 +131,14 @@ static stress make_stress(const yard_ep *ep, const stress_case *c)
     return s;
 }
 
-static void enqueue_exchange(yard_ep *ep, const stress *s, uint32_t round_idx, cudaStream_t stream)
+static void enqueue_exchange(yard_ep *ep, const stress *s, uint32_t round_idx, uint32_t step,
+                             cudaStream_t stream)
 {
     yard_ep_round *round = yard_ep_get_round(ep, round_idx);
     const yard_stream st = (yard_stream)stream;
 
     CHECK_CUDA(stress_inputs(s, stream));
+    CHECK_EP(ep, yard_ep_round_limit(round, s->limit[step % STRESS_STEPS]));
     CHECK_EP(ep, yard_ep_dispatch_send(round, s->x, NULL, s->expert, s->weight, s->n_tokens, st));
     CHECK_EP(ep, yard_ep_dispatch_recv(round, s->expert_x, s->expert_x_scale, s->count,
                                        s->row_index, st));
@@ -145,14 +149,16 @@ static void enqueue_exchange(yard_ep *ep, const stress *s, uint32_t round_idx, c
     CHECK_CUDA(stress_next(s, stream));
 }
 
-static cudaGraphExec_t record(yard_ep *ep, const stress *s, cudaStream_t stream)
+/* Replays begin behind a whole number of graphs, and first_step exchanges. */
+static cudaGraphExec_t record(yard_ep *ep, const stress *s, uint32_t first_step,
+                              cudaStream_t stream)
 {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
 
     CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     for (uint32_t i = 0; i < STRESS_STEPS; i++)
-        enqueue_exchange(ep, s, i % ep->config.n_rounds, stream);
+        enqueue_exchange(ep, s, i % ep->config.n_rounds, first_step + i, stream);
     CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
     CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
     CHECK_CUDA(cudaGraphDestroy(graph));
@@ -187,8 +193,8 @@ static void run_stress(const yard_fabric_config *fabric, void *ctx)
     CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     if (c->late)
         dawdle_in(ep, 7);
-    enqueue_exchange(ep, &s, 0, stream);
-    exec = record(ep, &s, stream);
+    enqueue_exchange(ep, &s, 0, 0, stream);
+    exec = record(ep, &s, 1, stream);
     for (uint32_t i = 0; i < n; i++)
         CHECK_CUDA(cudaGraphLaunch(exec, stream));
     CHECK_CUDA(cudaStreamSynchronize(stream));
@@ -200,19 +206,22 @@ static void run_stress(const yard_fabric_config *fabric, void *ctx)
 static void suite_stress(void)
 {
     const stress_case cases[] = {
-        { "late, self-proving, partial", 32, 7168, 64, 8, 1, 1, 128, 1, true, true, 60 },
-        { "late, self-proving, exact", 32, 7168, 64, 8, 1, 1, 128, 1, false, true, 60 },
-        { "late, 1 token", 1, 7168, 256, 8, 1, 1, 128, 1, true, true, 60 },
-        { "late, 128 tokens", 128, 7168, 256, 8, 1, 1, 128, 1, true, true, 20 },
-        { "late, flags, partial", 64, 7168, 64, 8, 1, 1, 0, 1, true, true, 60 },
-        { "late, flags, aligned, exact", 64, 2048, 64, 8, 1, 16, 0, 2, false, true, 60 },
-        { "late, many tokens", 600, 2048, 64, 8, 1, 1, 128, 1, true, true, 20 },
-        { "late, aligned, two rounds", 16, 1024, 32, 4, 1, 8, 128, 2, true, true, 100 },
-        { "self-proving, partial", 8, 512, 16, 4, 1, 1, 128, 1, true, false, 4000 },
-        { "self-proving, exact", 16, 1024, 32, 8, 1, 1, 128, 1, false, false, 2000 },
-        { "flags, partial", 32, 1024, 32, 8, 1, 1, 0, 1, true, false, 2000 },
-        { "one instance of two ranks, late", 24, 1024, 32, 8, 2, 1, 128, 1, true, true, 60 },
-        { "one instance of two ranks, exact", 24, 512, 32, 8, 2, 1, 0, 1, false, false, 1000 },
+        { "late, self-proving, partial", 32, 7168, 64, 8, 1, 1, 128, 1, true, true, 60, false },
+        { "late, self-proving, exact", 32, 7168, 64, 8, 1, 1, 128, 1, false, true, 60, false },
+        { "late, 1 token", 1, 7168, 256, 8, 1, 1, 128, 1, true, true, 60, false },
+        { "late, 128 tokens", 128, 7168, 256, 8, 1, 1, 128, 1, true, true, 20, false },
+        { "late, flags, partial", 64, 7168, 64, 8, 1, 1, 0, 1, true, true, 60, false },
+        { "late, flags, aligned, exact", 64, 2048, 64, 8, 1, 16, 0, 2, false, true, 60, false },
+        { "late, many tokens", 600, 2048, 64, 8, 1, 1, 128, 1, true, true, 20, false },
+        { "late, few among many", 300, 2048, 64, 8, 1, 1, 64, 1, true, true, 60, true },
+        { "few among many, exact", 90, 1024, 32, 8, 1, 4, 20, 2, false, false, 1000, true },
+        { "late, aligned, two rounds", 16, 1024, 32, 4, 1, 8, 128, 2, true, true, 100, false },
+        { "self-proving, partial", 8, 512, 16, 4, 1, 1, 128, 1, true, false, 4000, false },
+        { "self-proving, exact", 16, 1024, 32, 8, 1, 1, 128, 1, false, false, 2000, false },
+        { "flags, partial", 32, 1024, 32, 8, 1, 1, 0, 1, true, false, 2000, false },
+        { "one instance of two ranks, late", 24, 1024, 32, 8, 2, 1, 128, 1, true, true, 60, false },
+        { "one instance of two ranks, exact", 24, 512, 32, 8, 2, 1, 0, 1, false, false, 1000,
+          false },
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
@@ -224,10 +233,11 @@ static void suite_stress(void)
 static void suite_sane(void)
 {
     const stress_case cases[] = {
-        { "self-proving, partial", 3, 512, 16, 4, 1, 1, 128, 1, true, false, 0 },
-        { "self-proving, exact, aligned", 3, 200, 16, 4, 1, 4, 128, 1, false, false, 0 },
-        { "flags, partial", 5, 512, 16, 8, 1, 4, 0, 1, true, false, 0 },
-        { "one instance of two ranks", 4, 256, 16, 4, 2, 1, 0, 1, false, false, 0 },
+        { "self-proving, partial", 3, 512, 16, 4, 1, 1, 128, 1, true, false, 0, false },
+        { "self-proving, exact, aligned", 3, 200, 16, 4, 1, 4, 128, 1, false, false, 0, false },
+        { "flags, partial", 5, 512, 16, 8, 1, 4, 0, 1, true, false, 0, false },
+        { "few among many", 9, 512, 16, 8, 1, 1, 4, 1, true, false, 0, true },
+        { "one instance of two ranks", 4, 256, 16, 4, 2, 1, 0, 1, false, false, 0, false },
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
@@ -243,7 +253,7 @@ typedef struct fault_case {
     uint64_t after_us;
 } fault_case;
 
-static const stress_case fault_shape = { "", 16, 1024, 32, 8, 1, 1, 128, 1, true, false, 0 };
+static const stress_case fault_shape = { "", 16, 1024, 32, 8, 1, 1, 128, 1, true, false, 0, false };
 
 /* Rank 1 exchanges until the parent ends it; rank 0 must notice within its deadline. */
 static void run_victim(const yard_fabric_config *fabric, void *ctx)
@@ -258,7 +268,7 @@ static void run_victim(const yard_fabric_config *fabric, void *ctx)
     (void)ctx;
     cu->rounds[0].args.timeout_ns = 300000000;
     CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    exec = record(ep, &s, stream);
+    exec = record(ep, &s, 0, stream);
     begun = yard_now_us();
     while (yard_now_us() - begun < 20000000) {
         CHECK_CUDA(cudaGraphLaunch(exec, stream));
@@ -361,7 +371,7 @@ static void run_two_groups(const yard_fabric_config *fabric, void *ctx)
         s[i] = make_stress(ep[i], c);
         s[i].seed += i;
         CHECK_CUDA(cudaStreamCreateWithFlags(&stream[i], cudaStreamNonBlocking));
-        exec[i] = record(ep[i], &s[i], stream[i]);
+        exec[i] = record(ep[i], &s[i], 0, stream[i]);
     }
     for (uint32_t n = 0; n < 50; n++)
         for (uint32_t i = 0; i < 2; i++)

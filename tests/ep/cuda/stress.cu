@@ -22,10 +22,11 @@ static __device__ uint64_t draw(const stress &s, uint32_t step, uint32_t group, 
 static __device__ uint32_t tokens_of(const stress &s, uint32_t step, uint32_t group)
 {
     const uint32_t mood = (uint32_t)(draw(s, step, 1000, 0, 0) % 8);
+    const uint32_t limit = s.limit[step % STRESS_STEPS], most = limit ? limit : s.max_tokens;
 
     if (s.full || mood == 1)
-        return s.max_tokens;
-    return mood == 0 ? 0 : (uint32_t)(draw(s, step, group, 1u << 20, 0) % (s.max_tokens + 1));
+        return most;
+    return mood == 0 ? 0 : (uint32_t)(draw(s, step, group, 1u << 20, 0) % (most + 1));
 }
 
 static __device__ float weight_at(const stress &s, uint32_t step, uint32_t group, uint32_t t,

@@ -12,15 +12,16 @@
 extern "C" {
 #endif
 
-enum { STRESS_MAX_TOP_K = 16, STRESS_MAX_TOKENS = 256 };
+enum { STRESS_MAX_TOP_K = 16, STRESS_STEPS = 10 };
 
 /* Rows are bf16 in, FP8 on the wire, bf16 back, f32 out; expert-major. By value to the kernels. */
 typedef struct stress {
     uint64_t seed;
     uint32_t rank, n_ranks, tp, group, dp, n_experts, n_local, top_k, hidden, max_tokens, row_align;
-    bool partial, full; /* full: all tokens, uniform routing */
-    uint32_t *step;     /* [1] the exchange, counted by stress_next */
-    uint32_t *n_wrong;  /* [4] rows, scales, counts, sums */
+    bool partial, full;           /* full: all tokens, uniform routing */
+    uint32_t limit[STRESS_STEPS]; /* of tokens, of exchanges in turn; 0: max_tokens */
+    uint32_t *step;               /* [1] the exchange, counted by stress_next */
+    uint32_t *n_wrong;            /* [4] rows, scales, counts, sums */
     uint16_t *x, *expert_y;
     int32_t *expert, *n_tokens, *count, *row_index;
     float *weight, *expert_x_scale, *y;
