@@ -8,7 +8,8 @@
 typedef struct timing {
     const char *name;
     uint32_t tokens, n_pairs, n_samples, between_us, send_sms, self_proving;
-    bool partial, cold, phases, receives, flat, single;
+    uint32_t room; /* tokens that the group has room for; 0: no more than tokens */
+    bool partial, cold, phases, receives, flat, single, limits;
     double *p50; /* [2][3] shared: rank; pair, dispatch, combine */
 } timing;
 
@@ -61,7 +62,7 @@ static void run_timing(const yard_fabric_config *fabric, void *ctx)
     config.n_experts = EXPERTS;
     config.top_k = TOP_K;
     config.hidden = HIDDEN;
-    config.max_tokens = t->tokens;
+    config.max_tokens = t->room ? t->room : t->tokens;
     config.mode = t->partial ? YARD_EP_PARTIAL : YARD_EP_EXACT;
     config.layout = t->flat ? YARD_EP_FLAT : YARD_EP_EXPERT_MAJOR;
     config.send_sms = t->send_sms;
@@ -74,6 +75,8 @@ static void run_timing(const yard_fabric_config *fabric, void *ctx)
         printf("%s\n", err.message);
         _exit(1);
     }
+    if (t->limits)
+        CHECK_EP(ep, yard_ep_round_limit(yard_ep_get_round(ep, 0), t->tokens));
     CHECK(yard_ep_capacity_of(&config, fabric->n_ranks, &room, NULL) == YARD_OK);
     state += fabric->rank * 977;
     uint16_t *x = malloc(n * HIDDEN * 2), *y = malloc(room.expert_y_rows * HIDDEN * 2);
@@ -147,6 +150,8 @@ static int measure(timing t)
     .tokens = 128, .n_pairs = 20, .n_samples = 100, .self_proving = 1, .partial = true,            \
     .receives = true
 
+#define ROOMY .n_pairs = 20, .n_samples = 100, .self_proving = 1, .partial = true, .room = 4096
+
 /* Receives alone: with 1000 us of work before them all data are there. */
 static const timing others[] = {
     { .name = "24 SMs",
@@ -160,6 +165,9 @@ static const timing others[] = {
     { .name = "many", MANY, .phases = true },
     { .name = "many", MANY, .phases = true, .flat = true },
     { .name = "many, 500 us between", MANY, .phases = true, .between_us = 500 },
+    { .name = "room for 4096", ROOMY, .tokens = 1 },
+    { .name = "room for 4096, limit", ROOMY, .tokens = 1, .limits = true },
+    { .name = "room for 4096, limit", ROOMY, .tokens = 128, .limits = true },
     { .name = "receives, 200 us", SPLIT, .between_us = 200 },
     { .name = "receives, 1000 us", SPLIT, .between_us = 1000 },
 };
