@@ -67,6 +67,7 @@ typedef enum ep_cuda_fault {
     EP_FAULT_RESULT,   /* combine_recv: all ranks have answered, but no result of token value */
     EP_FAULT_OUTPUT,   /* combine_recv: finished rows of a sibling */
     EP_FAULT_SUM,      /* all-reduce: rows of rank value */
+    EP_FAULT_LAYOUT,   /* dispatch_recv: this rank's layout; value is its number */
     EP_FAULT_LIMIT     /* dispatch_recv: rank value has another limit of tokens */
 } ep_cuda_fault;
 

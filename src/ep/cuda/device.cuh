@@ -186,6 +186,12 @@ typedef struct waiting {
 
 static const waiting BEGIN_WAITING = { 1, 0 };
 
+/* What is late because of something else, which has a name and is waited for as long. */
+DEVICE bool is_consequence(uint32_t what)
+{
+    return what == EP_FAULT_RESULT || what == EP_FAULT_OUTPUT || what == EP_FAULT_LAYOUT;
+}
+
 /* The deadline; 0 once it has passed or the group has failed. */
 static __device__ __noinline__ uint64_t wait_longer(const ep_cuda_args &a, waiting w, uint32_t what,
                                                     uint32_t rank)
@@ -198,8 +204,8 @@ static __device__ __noinline__ uint64_t wait_longer(const ep_cuda_args &a, waiti
     now = now_ns();
     if (load_word(a.error) != 0)
         return 0;
-    if (w.until == 1) /* what names a rank comes first */
-        return now + a.timeout_ns + (what == EP_FAULT_RESULT ? a.timeout_ns / 8 : 0);
+    if (w.until == 1)
+        return now + a.timeout_ns + (is_consequence(what) ? a.timeout_ns / 8 : 0);
     if (now < w.until)
         return w.until;
     report(a, what, (int32_t)rank);

@@ -349,7 +349,7 @@ DEVICE bool await_layout(const ep_cuda_args &a, uint32_t epoch)
     waiting w = { 1, 128 }; /* all blocks poll this word: with pauses from the first */
 
     while (!all_counted(&a.state->n_laid_out, epoch))
-        if (!may_wait(a, &w, EP_FAULT_DISPATCH, a.rank))
+        if (!may_wait(a, &w, EP_FAULT_LAYOUT, a.rank))
             return false;
     return true;
 }

@@ -350,6 +350,10 @@ static void look(yard_ep *ep)
     case EP_FAULT_EXPERT:
         say(ep, YARD_EINVAL, "dispatch_send", "expert: want -1 to n_experts - 1, got ", value);
         return;
+    case EP_FAULT_LAYOUT:
+        say(ep, YARD_ETIMEDOUT, "dispatch_recv", "the deadline passed in the layout of rank ",
+            value);
+        return;
     case EP_FAULT_LIMIT:
         say(ep, YARD_EINVAL, "dispatch_recv", "another limit of tokens than here has rank ", value);
         return;
