@@ -28,6 +28,7 @@ typedef enum flaw {
     EARLY_DONE,   /* the packet of combine leaves before all rows were read */
     FLAG_AHEAD,   /* a flag may overtake its row */
     NO_POISON,    /* places of rows are not poisoned again */
+    ONE_PLACE,    /* rows with and without flags share places */
     MOVED_WEIGHTS /* weights of a sender lie in another place each time */
 } flaw;
 
@@ -45,7 +46,7 @@ typedef struct rank {
 typedef struct model {
     uint32_t n_ranks;
     flaw flaw;
-    bool flags; /* rows have flags instead of proving themselves */
+    bool flags[N_EXCHANGES + 1]; /* whether rows have flags or prove themselves */
     uint64_t state;
     rank ranks[MAX_R];
     place places[N_KINDS][MAX_R][MAX_R]; /* [receiver][sender] */
@@ -73,10 +74,13 @@ static uint32_t nth_peer(const model *m, uint32_t self)
     return (self + 1 + m->ranks[self].peer) % m->n_ranks;
 }
 
-/* Where the sender's place is. */
-static uint32_t place_of(const model *m, kind k, uint32_t sender, uint32_t exchange)
+static place *place_of(model *m, kind k, uint32_t at, uint32_t sender, uint32_t exchange)
 {
-    return k == WEIGHT && m->flaw == MOVED_WEIGHTS ? (sender + exchange) % m->n_ranks : sender;
+    if (k == WEIGHT && m->flaw == MOVED_WEIGHTS)
+        sender = (sender + exchange) % m->n_ranks;
+    if (k == FLAGGED_ROW && m->flaw == ONE_PLACE)
+        k = ROW;
+    return &m->places[k][at][sender];
 }
 
 static void store(model *m, kind k, uint32_t from, uint32_t to)
@@ -89,7 +93,7 @@ static void store(model *m, kind k, uint32_t from, uint32_t to)
 static void land(model *m, kind k, uint32_t to, uint32_t from)
 {
     const uint8_t value = m->flying[k][to][from];
-    place *p = &m->places[k][to][place_of(m, k, from, value)];
+    place *p = place_of(m, k, to, from, value);
 
     if (k == FLAG && m->flying[FLAGGED_ROW][to][from] && m->flaw != FLAG_AHEAD)
         return; /* released behind it */
@@ -105,7 +109,7 @@ static void land(model *m, kind k, uint32_t to, uint32_t from)
 static bool take(model *m, kind k, uint32_t self, uint32_t from, bool poisons)
 {
     const uint32_t exchange = m->ranks[self].exchange;
-    place *p = &m->places[k][self][place_of(m, k, from, exchange)];
+    place *p = place_of(m, k, self, from, exchange);
 
     if (k == ROW || k == RESULT) { /* all that is no poison is taken for it */
         if (p->value && p->value != exchange)
@@ -144,6 +148,8 @@ static void next_phase(rank *r)
 
 static void send_all(model *m, uint32_t self)
 {
+    const bool flags = m->flags[m->ranks[self].exchange];
+
     for (uint32_t to = 0; to < m->n_ranks; to++) {
         if (to == self)
             continue;
@@ -151,8 +157,8 @@ static void send_all(model *m, uint32_t self)
         if (!m->routed[m->ranks[self].exchange][self][to])
             continue;
         store(m, WEIGHT, self, to);
-        store(m, m->flags ? FLAGGED_ROW : ROW, self, to);
-        if (m->flags)
+        store(m, flags ? FLAGGED_ROW : ROW, self, to);
+        if (flags)
             store(m, FLAG, self, to);
     }
 }
@@ -160,7 +166,8 @@ static void send_all(model *m, uint32_t self)
 static bool receive(model *m, uint32_t self, uint32_t from)
 {
     const bool row = m->routed[m->ranks[self].exchange][from][self];
-    const kind proof = m->flags ? FLAG : ROW;
+    const bool flags = m->flags[m->ranks[self].exchange];
+    const kind proof = flags ? FLAG : ROW;
 
     if (m->flaw == EARLY_DONE)
         tell_done(m, self);
@@ -168,9 +175,9 @@ static bool receive(model *m, uint32_t self, uint32_t from)
     if (m->places[HEADER][self][from].value != m->ranks[self].exchange ||
         (row && m->places[proof][self][from].value == 0))
         return false;
-    if (row && !take(m, proof, self, from, !m->flags))
+    if (row && !take(m, proof, self, from, !flags))
         return false;
-    if (row && m->flags && !take(m, FLAGGED_ROW, self, from, false))
+    if (row && flags && !take(m, FLAGGED_ROW, self, from, false))
         wrong(m, "a flag came before its row");
     return take(m, HEADER, self, from, false);
 }
@@ -239,18 +246,22 @@ static bool land_any(model *m, uint32_t patience)
     return any;
 }
 
+typedef enum rows { PROVING, FLAGGED, MIXED, N_ROWS } rows;
+
 /* One order of events; NULL: no mistake. Ranks and stores are slow by turns. */
-static const char *walk(uint32_t n_ranks, bool flags, flaw f, uint64_t seed)
+static const char *walk(uint32_t n_ranks, rows kind_of_rows, flaw f, uint64_t seed)
 {
-    model m = { .n_ranks = n_ranks, .flaw = f, .flags = flags, .state = seed * 2 + 1 };
+    model m = { .n_ranks = n_ranks, .flaw = f, .state = seed * 2 + 1 };
     uint32_t n_idle = 0, density;
 
     for (int i = 0; i < 20; i++)
         draw(&m, 2);
     density = 1 + draw(&m, 4);
-    for (uint32_t e = 1; e <= N_EXCHANGES; e++)
+    for (uint32_t e = 1; e <= N_EXCHANGES; e++) {
+        m.flags[e] = kind_of_rows == MIXED ? draw(&m, 2) : kind_of_rows == FLAGGED;
         for (uint32_t i = 0; i < MAX_R * MAX_R; i++)
             m.routed[e][i / MAX_R][i % MAX_R] = draw(&m, 4) < density;
+    }
     for (uint32_t r = 0; r < n_ranks; r++)
         m.ranks[r].exchange = 1;
     while (!m.mistake) {
@@ -273,10 +284,10 @@ static const char *walk(uint32_t n_ranks, bool flags, flaw f, uint64_t seed)
     return m.mistake;
 }
 
-static const char *walk_all(uint32_t n_ranks, bool flags, flaw f)
+static const char *walk_all(uint32_t n_ranks, rows kind_of_rows, flaw f)
 {
     for (uint64_t seed = 0; seed < N_WALKS; seed++) {
-        const char *mistake = walk(n_ranks, flags, f, seed);
+        const char *mistake = walk(n_ranks, kind_of_rows, f, seed);
         if (mistake)
             return mistake;
     }
@@ -287,24 +298,24 @@ static void no_order_of_events_is_wrong(void **state)
 {
     (void)state;
     for (uint32_t n_ranks = 2; n_ranks <= MAX_R; n_ranks++)
-        for (int flags = 0; flags < 2; flags++) {
-            const char *mistake = walk_all(n_ranks, flags, SOUND);
+        for (rows kind_of_rows = PROVING; kind_of_rows < N_ROWS; kind_of_rows++) {
+            const char *mistake = walk_all(n_ranks, kind_of_rows, SOUND);
             if (mistake)
-                fail_msg("%u ranks, flags %d: %s", n_ranks, flags, mistake);
+                fail_msg("%u ranks, rows %d: %s", n_ranks, (int)kind_of_rows, mistake);
         }
 }
 
 static void mistakes_are_found(void **state)
 {
     (void)state;
-    assert_non_null(walk_all(2, false, NO_DONE_WAIT));
-    assert_non_null(walk_all(2, true, NO_DONE_WAIT));
-    assert_non_null(walk_all(2, false, EARLY_DONE));
-    assert_non_null(walk_all(2, true, EARLY_DONE));
-    assert_non_null(walk_all(2, true, FLAG_AHEAD));
-    assert_non_null(walk_all(2, false, NO_POISON));
-    assert_non_null(walk_all(3, false, MOVED_WEIGHTS));
-    assert_non_null(walk_all(3, true, MOVED_WEIGHTS));
+    for (rows kind_of_rows = PROVING; kind_of_rows < N_ROWS; kind_of_rows++) {
+        assert_non_null(walk_all(2, kind_of_rows, NO_DONE_WAIT));
+        assert_non_null(walk_all(2, kind_of_rows, EARLY_DONE));
+        assert_non_null(walk_all(3, kind_of_rows, MOVED_WEIGHTS));
+    }
+    assert_non_null(walk_all(2, FLAGGED, FLAG_AHEAD));
+    assert_non_null(walk_all(2, PROVING, NO_POISON));
+    assert_non_null(walk_all(2, MIXED, ONE_PLACE));
 }
 
 int main(void)
