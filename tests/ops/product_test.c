@@ -28,11 +28,11 @@ static void check_product(uint64_t seed, yard_rows x, size_t x_row, const yard_m
 static void one_linear(yard_stream *streams, uint32_t n_streams, uint64_t seed, yard_dtype x_type,
                        yard_dtype w_type)
 {
-    static const uint32_t row_counts[] = { 0, 1, 2, 3, 4, 5, 7, 33, 70 };
+    static const uint32_t row_counts[] = { 0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 16, 33, 70 };
     rng r = { seed };
     const uint32_t rows = 1 + rng_below(&r, 150), cols = 1 + rng_below(&r, 400);
     const uint32_t block_rows = rng_below(&r, 2) ? 128 : 1 + rng_below(&r, 100);
-    const int32_t n = (int32_t)row_counts[rng_below(&r, 9)];
+    const int32_t n = (int32_t)row_counts[rng_below(&r, 13)];
     const yard_dtype y_type = rng_below(&r, 2) ? YARD_F32 : YARD_BF16;
     const random_matrix w =
         make_matrix(&r, w_type, rows, cols, rng_below(&r, 200), 128 * rng_below(&r, 3), block_rows);
@@ -60,7 +60,7 @@ static void linear(void **state)
     const uint32_t n = open_variants(streams);
 
     (void)state;
-    for (uint64_t seed = 1; seed <= 30; seed++)
+    for (uint64_t seed = 1; seed <= 40; seed++)
         for (size_t x = 0; x < 3; x++)
             for (size_t w = 0; w < 4; w++)
                 if (makes_sense(x_types[x], w_types[w]))

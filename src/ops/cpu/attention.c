@@ -186,20 +186,12 @@ static void expand_page(const struct prefill_job *job, cpu_scratch *scratch, uin
     const cpu_kernels *k = job->s->kernels;
     const uint32_t head_rows = a->nope_dims + a->v_dims;
     const uint32_t k_ld = pad_lanes(a->nope_dims + a->rope_dims), v_ld = pad_lanes(a->v_dims);
-    const uint32_t scale_ld = yard_group_count(a->kv_rank);
     row_source source = job->latent_source;
-    const row_form form = yard_cpu_product_form(k, &source, &a->kv_b);
-    const uint32_t ld = row_form_ld(form, a->kv_rank);
-    const size_t row_bytes = ld * (form == ROW_BF16 ? sizeof(uint16_t) : sizeof(float));
-    product_args product = { .form = form,
-                             .x = scratch->latent,
-                             .x_ld = ld,
-                             .n_x = n,
-                             .w = &a->kv_b,
-                             .x_scale_ld = scale_ld };
+    product_args product = {
+        .x = yard_cpu_product_rows(k, &source, &a->kv_b, n, scratch->latent, scratch), .w = &a->kv_b
+    };
     const uint32_t cached_bytes =
         yard_latent_row_of(a->cache.dtype, a->kv_rank, a->rope_dims).n_bytes;
-    bool scaled = false;
 
     for (uint32_t j = 0; j < n; j++) {
         void *stored =
@@ -207,13 +199,10 @@ static void expand_page(const struct prefill_job *job, cpu_scratch *scratch, uin
         float *key = scratch->k + j * k_ld;
 
         source.x = latent_of(a, k, stored, scratch->row);
-        scaled = yard_cpu_load_row(k, &source, 0, 0, a->kv_rank, form, scratch,
-                                   (uint8_t *)scratch->latent + j * row_bytes,
-                                   scratch->x_scale + j * scale_ld);
+        yard_cpu_load_row(k, &source, 0, 0, scratch, &product.x, j);
         memset(key, 0, k_ld * sizeof(float));
         yard_cpu_load_rope(k, a->cache.dtype, a->kv_rank, a->rope_dims, stored, key + a->nope_dims);
     }
-    product.x_scale = scaled ? scratch->x_scale : NULL;
     product.w_first = head * head_rows;
     product.n_w = a->nope_dims;
     product.y = scratch->k;

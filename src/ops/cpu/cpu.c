@@ -46,7 +46,7 @@ static void lay_out(yard_arena *arena, struct yard_stream_s *s, uint32_t n_threa
                 take_floats(arena, (size_t)max_u32(MAX_TILE_ROWS, page) * yard_group_count(widest)),
             .latent = take_floats(arena, (size_t)page * latent),
             .panel = take_floats(arena, panel),
-            .lanes = take_floats(arena, MAX_TILE_ROWS * BLOCK_ROWS * LANES),
+            .lanes = take_floats(arena, MAX_TILE_ROWS * STRIP_BLOCK_ROWS * LANES),
             .out = take_floats(arena, MAX_TILE_ROWS * MAX_TASK_COLUMNS),
             .k = take_floats(arena, (size_t)page * head_dim),
             .v = take_floats(arena, (size_t)page * pad_lanes(l->v_dims)),

@@ -22,6 +22,8 @@ enum {
     PANEL_ROWS = 8,        /* rows of w decoded at once for them */
     PANEL_K = 512,         /* and so many columns of them, a multiple of YARD_GROUP */
     BLOCK_ROWS = 32,       /* rows of w that use a panel's columns of x in turn */
+    STRIP_PANEL_ROWS = 12, /* the same two for products by strips */
+    STRIP_BLOCK_ROWS = 36,
     FEW_ROWS = 4,          /* up to so many rows of x, w is decoded in registers instead */
     MAX_ROW_GAP = 512,     /* floats between rows of x, at most: see row_form_ld() */
     SQUARE_LANES = 64,     /* of a norm's sum: enough for a GPU to make the same sum at speed */
@@ -82,6 +84,42 @@ enum {
                       MAX_TILE_ROWS * (FP8_PANEL_K / YARD_GROUP) * 4
 };
 
+/* Memory that will be read next: n_bytes of each of n_rows. */
+typedef struct piece_ahead {
+    const uint8_t *first;
+    size_t ld_bytes;
+    uint32_t n_rows, n_bytes;
+} piece_ahead;
+
+/* Columns [at, at + n_k) of x times a panel of w, both laid out by the functions below; see
+ * strips_avx2.c. Sums may be cut like dot's. */
+typedef struct strip_args {
+    const float *x;
+    size_t x_ld;
+    uint32_t n_x;
+    uint32_t at, n_k; /* at is a multiple of PANEL_K, n_k at most as much */
+    const uint16_t *w;
+    uint32_t n_w;        /* <= STRIP_PANEL_ROWS */
+    const float *factor; /* as dot's; NULL: no scales */
+    float *sums;         /* [n_x, n_w, LANES], in an order of its own */
+    bool continued;      /* sums holds those of earlier columns */
+    float *y;            /* [n_x, y_ld]; NULL: leave them in sums */
+    size_t y_ld;
+    piece_ahead ahead; /* fetched meanwhile */
+} strip_args;
+
+/* Products of more than FEW_ROWS rows with FP8 or BF16 weights. span: columns that share a scale,
+ * or PANEL_K when there are none. */
+typedef struct strip_kernels {
+    /* A row in pairs, the m-th of n_x, becomes part of x. */
+    void (*lay_x)(const float *pairs, uint32_t n_k, uint32_t span, uint32_t m, uint32_t n_x,
+                  float *x, size_t x_ld);
+    /* A row as stored, the n-th of n_w, becomes part of the panel w. */
+    void (*lay_w)(yard_dtype dtype, const void *src, uint32_t n_k, uint32_t span, uint32_t n,
+                  uint32_t n_w, uint16_t *w);
+    void (*dot)(const strip_args *a);
+} strip_kernels;
+
 typedef struct cpu_kernels {
     const char *name;
     const char *reason;
@@ -94,6 +132,7 @@ typedef struct cpu_kernels {
      * of x for it. */
     void (*fp8_dot)(const fp8_dot_args *a);
     void (*codes_to_bf16)(const uint8_t *codes, uint32_t n, uint16_t *dst);
+    const strip_kernels *strips; /* NULL: these products are dot's */
     /* acc[m, c] = fma(x[m, r], w[r, c], acc[m, c]) for r ascending */
     void (*axpy)(const float *x, size_t x_ld, uint32_t n_x, const float *w, size_t w_ld,
                  uint32_t n_r, uint32_t n_c, float *acc, size_t acc_ld);
@@ -117,6 +156,7 @@ extern const cpu_kernels yard_cpu_kernels_amx; /* not the definition's bits: see
 void yard_cpu_dot_avx2(const dot_args *a);
 void yard_cpu_raw_dot_avx2(const raw_dot_args *a);
 void yard_cpu_decode_pairs_avx2(yard_dtype dtype, const void *src, uint32_t n, float *dst);
+extern const strip_kernels yard_cpu_strips_avx2;
 /* Of kernels_avx2.c, for AVX-512 too. */
 void yard_cpu_scale_avx2(float *acc, uint32_t n, float f);
 float yard_cpu_scale_max_avx2(float *x, uint32_t n, float f, float max);
@@ -139,7 +179,7 @@ typedef struct cpu_scratch {
     float *x_scale;   /* their scales */
     float *latent;    /* [64, kv_rank + rope] one page of the cache */
     float *panel;     /* decoded rows of w, or what fp8_dot wants */
-    float *lanes;     /* [BLOCK_ROWS / PANEL_ROWS, MAX_TILE_ROWS, PANEL_ROWS, LANES] */
+    float *lanes;     /* [rows of a block, MAX_TILE_ROWS, LANES], panel after panel */
     float *out;       /* [MAX_TILE_ROWS, columns of a task] */
     float *k, *v;     /* [64, nope + rope], [64, v] one page of one head, expanded */
     float *score;     /* [rows, 64] */
@@ -174,19 +214,11 @@ typedef struct row_source {
 
 /* How the values of a row are laid out for the kernel that reads them. */
 typedef enum row_form {
-    ROW_PLAIN, /* f32 as they come, padded to CHUNK */
-    ROW_PAIRS, /* f32 in pairs, padded to CHUNK */
-    ROW_BF16   /* bf16 as they come, padded to 2 * CHUNK; rows with scales only */
+    ROW_PLAIN,  /* f32 as they come, padded to CHUNK */
+    ROW_PAIRS,  /* f32 in pairs, padded to CHUNK */
+    ROW_STRIPS, /* the same as strip_kernels want it */
+    ROW_BF16    /* bf16 as they come, padded to 2 * CHUNK; rows with scales only */
 } row_form;
-
-/* Row `row`, columns [col, col + n), into dst; FP8 (stored or made here) gives code values in dst
- * and one scale per group in scale. True when there are scales. */
-bool yard_cpu_load_row(const cpu_kernels *k, const row_source *source, size_t row, size_t col,
-                       uint32_t n, row_form form, cpu_scratch *scratch, void *dst, float *scale);
-
-/* The form in which a product of these rows with w reads them. */
-row_form yard_cpu_product_form(const cpu_kernels *k, const row_source *source,
-                               const yard_matrix *w);
 
 /* Elements from one row to the next of n columns in that form. Rows do not start at the same place
  * of a page: the columns that a panel of weights meets would share a part of every cache. */
@@ -207,14 +239,29 @@ void yard_cpu_read_row(const cpu_kernels *k, yard_rows x, size_t row, size_t col
 void yard_cpu_store_row(const cpu_kernels *k, yard_rows y, size_t row, size_t col, uint32_t n,
                         const float *src);
 
-/* y[i, j] = x[i] . w[w_first + j] for n_x <= MAX_TILE_ROWS loaded rows and n_w rows of w. */
+/* Rows of x of a product, [n_x, n_k] in some form. FP8 rows are code values and scales. */
+typedef struct x_rows {
+    row_form form;
+    void *x;
+    size_t ld; /* row_form_ld() */
+    uint32_t n_x, n_k;
+    uint32_t span;  /* of strips */
+    bool scaled;    /* x_scale is in use */
+    float *x_scale; /* [n_x, groups of n_k] */
+} x_rows;
+
+/* Where n_x <= MAX_TILE_ROWS rows lie that a product with w reads: in x and scratch->x_scale. */
+x_rows yard_cpu_product_rows(const cpu_kernels *k, const row_source *source, const yard_matrix *w,
+                             uint32_t n_x, float *x, cpu_scratch *scratch);
+
+/* Row `row` of the source, columns [col, col + x->n_k), becomes the m-th of x. FP8 (stored or made
+ * here) gives code values, and one scale per group. */
+void yard_cpu_load_row(const cpu_kernels *k, const row_source *source, size_t row, size_t col,
+                       cpu_scratch *scratch, const x_rows *x, uint32_t m);
+
+/* y[i, j] = x[i] . w[w_first + j] for n_w rows of w. */
 typedef struct product_args {
-    row_form form; /* ROW_PAIRS or ROW_BF16 */
-    const void *x;
-    size_t x_ld; /* row_form_ld() */
-    uint32_t n_x;
-    const float *x_scale; /* NULL: no scales */
-    size_t x_scale_ld;
+    x_rows x;
     const yard_matrix *w;
     uint32_t w_first, n_w;
     float *y;

@@ -22,16 +22,16 @@ static void product_few(const cpu_kernels *k, const product_args *a)
     for (uint32_t n = 0; n < a->n_w; n += RAW_BATCH) {
         const uint32_t n_w = a->n_w - n < RAW_BATCH ? a->n_w - n : RAW_BATCH;
         const raw_dot_args args = {
-            .x = a->x,
-            .x_ld = a->x_ld,
-            .n_x = a->n_x,
+            .x = a->x.x,
+            .x_ld = a->x.ld,
+            .n_x = a->x.n_x,
             .n_w = n_w,
             .n_k = a->w->cols,
             .w_dtype = a->w->dtype,
             .w = matrix_row(a->w, a->w_first + n),
             .w_ld = a->w->ld,
-            .x_scale = a->x_scale,
-            .x_scale_ld = a->x_scale_ld,
+            .x_scale = a->x.scaled ? a->x.x_scale : NULL,
+            .x_scale_ld = yard_group_count(a->w->cols),
             .w_scale = scale_rows(a->w, a->w_first + n, n_w, scales),
             .y = a->y + n,
             .y_ld = a->y_ld,
@@ -44,31 +44,38 @@ static void product_few(const cpu_kernels *k, const product_args *a)
  * of one row of blocks and PANEL_K at most. factor: see dot_args. */
 typedef struct block {
     uint32_t n, n_w, at, n_k;
+    uint32_t panel_rows;
     const float *factor;
 } block;
 
-/* Asks for what the next panel decodes where this one decodes row n: the memory's own prefetchers
- * see only the beginning of each piece, so that every row would begin with a wait. */
-static void prefetch_next(const product_args *a, const block *b, uint32_t n)
+/* What the panel after the n_w rows from n on decodes: the memory's own prefetchers see only the
+ * beginning of each piece, so that every row would begin with a wait. */
+static piece_ahead panel_ahead(const product_args *a, const block *b, uint32_t n, uint32_t n_w)
 {
     const size_t element_bytes = yard_dtype_bytes(a->w->dtype);
-    uint32_t next = n + PANEL_ROWS, at = b->at;
-    const uint8_t *row;
+    uint32_t next = n + n_w, end = b->n + b->n_w, at = b->at, left;
 
-    if (next >= b->n + b->n_w) {
-        next = b->n + (n - b->n) % PANEL_ROWS;
+    if (next == end) {
+        next = b->n;
         at += b->n_k;
     }
     if (at == a->w->cols) {
-        next += b->n_w;
+        next = end;
+        end = a->n_w;
         at = 0;
     }
-    if (next >= a->n_w)
-        return;
-    row = matrix_row(a->w, a->w_first + next);
-    for (uint32_t i = 0; i < PANEL_K && at < a->w->cols;
-         i += 64 / element_bytes, at += 64 / element_bytes)
-        __builtin_prefetch(row + at * element_bytes, 0, 2);
+    left = a->w->cols - at;
+    return (piece_ahead){ .first = (const uint8_t *)matrix_row(a->w, a->w_first + next) +
+                                   at * element_bytes,
+                          .ld_bytes = a->w->ld * element_bytes,
+                          .n_rows = end - next < b->panel_rows ? end - next : b->panel_rows,
+                          .n_bytes = (left < PANEL_K ? left : PANEL_K) * (uint32_t)element_bytes };
+}
+
+static void fetch_row(const piece_ahead *p, uint32_t i)
+{
+    for (uint32_t at = 0; i < p->n_rows && at < p->n_bytes; at += 64)
+        __builtin_prefetch(p->first + i * p->ld_bytes + at, 0, 2);
 }
 
 /* A panel: n_w of a block's rows from n on are decoded once and used for all rows of x. */
@@ -76,17 +83,18 @@ static void add_panel(const cpu_kernels *k, cpu_scratch *scratch, const product_
                       const block *b, uint32_t n, uint32_t n_w, float *lanes)
 {
     const size_t element_bytes = yard_dtype_bytes(a->w->dtype);
+    const piece_ahead ahead = panel_ahead(a, b, n, n_w);
 
     for (uint32_t i = 0; i < n_w; i++) {
         const uint8_t *row = matrix_row(a->w, a->w_first + n + i);
 
-        prefetch_next(a, b, n + i);
+        fetch_row(&ahead, i);
         k->decode_pairs(a->w->dtype, row + b->at * element_bytes, b->n_k,
                         scratch->panel + (size_t)i * PANEL_K);
     }
-    k->dot(&(dot_args){ .x = (const float *)a->x + b->at,
-                        .x_ld = a->x_ld,
-                        .n_x = a->n_x,
+    k->dot(&(dot_args){ .x = (const float *)a->x.x + b->at,
+                        .x_ld = a->x.ld,
+                        .n_x = a->x.n_x,
                         .w = scratch->panel,
                         .w_ld = PANEL_K,
                         .n_w = n_w,
@@ -98,15 +106,42 @@ static void add_panel(const cpu_kernels *k, cpu_scratch *scratch, const product_
                         .continued = b->at > 0 });
 }
 
+/* The same by strips. */
+static void add_strip_panel(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a,
+                            const block *b, uint32_t n, uint32_t n_w, float *lanes)
+{
+    const size_t skipped = b->at * yard_dtype_bytes(a->w->dtype);
+    uint16_t *panel = (uint16_t *)(void *)scratch->panel;
+
+    for (uint32_t i = 0; i < n_w; i++) {
+        const uint8_t *row = matrix_row(a->w, a->w_first + n + i);
+
+        k->strips->lay_w(a->w->dtype, row + skipped, b->n_k, a->x.span, i, n_w, panel);
+    }
+    k->strips->dot(&(strip_args){ .x = a->x.x,
+                                  .x_ld = a->x.ld,
+                                  .n_x = a->x.n_x,
+                                  .at = b->at,
+                                  .n_k = b->n_k,
+                                  .w = panel,
+                                  .n_w = n_w,
+                                  .factor = b->factor,
+                                  .sums = lanes,
+                                  .continued = b->at > 0,
+                                  .y = b->at + b->n_k == a->w->cols ? a->y + n : NULL,
+                                  .y_ld = a->y_ld,
+                                  .ahead = panel_ahead(a, b, n, n_w) });
+}
+
 static void make_factors(const product_args *a, const block *b, float *factor)
 {
-    const uint32_t group = b->at / YARD_GROUP;
+    const uint32_t group = b->at / YARD_GROUP, scale_ld = yard_group_count(a->w->cols);
     const float *w_scale = matrix_scale_row(a->w, a->w_first + b->n) + group;
 
     for (uint32_t g = 0; g < yard_group_count(b->n_k); g++)
-        for (uint32_t m = 0; m < a->n_x; m++)
+        for (uint32_t m = 0; m < a->x.n_x; m++)
             factor[g * MAX_TILE_ROWS + m] =
-                a->x_scale ? a->x_scale[m * a->x_scale_ld + group + g] * w_scale[g] : w_scale[g];
+                a->x.scaled ? a->x.x_scale[m * scale_ld + group + g] * w_scale[g] : w_scale[g];
 }
 
 /* A block's columns of x meet its rows of w, a panel after the other, while they are in the second
@@ -120,9 +155,14 @@ static void add_block(const cpu_kernels *k, cpu_scratch *scratch, const product_
         make_factors(a, &b, factor);
         b.factor = factor;
     }
-    for (uint32_t n = 0; n < b.n_w; n += PANEL_ROWS, lanes += MAX_TILE_ROWS * PANEL_ROWS * LANES)
-        add_panel(k, scratch, a, &b, b.n + n, b.n_w - n < PANEL_ROWS ? b.n_w - n : PANEL_ROWS,
-                  lanes);
+    for (uint32_t n = 0, n_w; n < b.n_w; n += n_w) {
+        n_w = b.n_w - n < b.panel_rows ? b.n_w - n : b.panel_rows;
+        if (a->x.form == ROW_STRIPS)
+            add_strip_panel(k, scratch, a, &b, b.n + n, n_w, lanes);
+        else
+            add_panel(k, scratch, a, &b, b.n + n, n_w, lanes);
+        lanes += MAX_TILE_ROWS * b.panel_rows * LANES;
+    }
 }
 
 /* Rows from the n-th on that share their scales, most at most. */
@@ -139,13 +179,18 @@ static uint32_t rows_of_block(const product_args *a, uint32_t n, uint32_t most)
 
 static void product_many(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a)
 {
+    const bool strips = a->x.form == ROW_STRIPS;
+
     for (uint32_t n = 0, n_w; n < a->n_w; n += n_w) {
-        n_w = rows_of_block(a, n, BLOCK_ROWS);
+        n_w = rows_of_block(a, n, strips ? STRIP_BLOCK_ROWS : BLOCK_ROWS);
         for (uint32_t at = 0; at < a->w->cols; at += PANEL_K) {
             const uint32_t left = a->w->cols - at;
-            add_block(
-                k, scratch, a,
-                (block){ .n = n, .n_w = n_w, .at = at, .n_k = left < PANEL_K ? left : PANEL_K });
+            add_block(k, scratch, a,
+                      (block){ .n = n,
+                               .n_w = n_w,
+                               .at = at,
+                               .n_k = left < PANEL_K ? left : PANEL_K,
+                               .panel_rows = strips ? STRIP_PANEL_ROWS : PANEL_ROWS });
         }
     }
 }
@@ -159,15 +204,15 @@ static void product_fp8(const cpu_kernels *k, cpu_scratch *scratch, const produc
         const uint32_t first = a->w_first + n;
 
         n_w = rows_of_block(a, n, a->n_w);
-        k->fp8_dot(&(fp8_dot_args){ .x = a->x,
-                                    .x_ld = a->x_ld,
-                                    .n_x = a->n_x,
+        k->fp8_dot(&(fp8_dot_args){ .x = a->x.x,
+                                    .x_ld = a->x.ld,
+                                    .n_x = a->x.n_x,
                                     .n_w = n_w,
                                     .n_k = w->cols,
                                     .w = matrix_row(w, first),
                                     .w_ld = w->ld,
-                                    .x_scale = a->x_scale,
-                                    .x_scale_ld = a->x_scale_ld,
+                                    .x_scale = a->x.x_scale,
+                                    .x_scale_ld = yard_group_count(w->cols),
                                     .w_scale = matrix_scale_row(w, first),
                                     .y = a->y + n,
                                     .y_ld = a->y_ld,
@@ -180,16 +225,36 @@ static bool has_scales(const row_source *source)
     return source->quantise || source->x.dtype == YARD_FP8_E4M3;
 }
 
-row_form yard_cpu_product_form(const cpu_kernels *k, const row_source *source, const yard_matrix *w)
+static row_form product_form(const cpu_kernels *k, const row_source *source, const yard_matrix *w,
+                             uint32_t n_x)
 {
-    return k->fp8_dot && has_scales(source) && w->dtype == YARD_FP8_E4M3 ? ROW_BF16 : ROW_PAIRS;
+    if (k->fp8_dot && has_scales(source) && w->dtype == YARD_FP8_E4M3)
+        return ROW_BF16;
+    return k->strips && n_x > FEW_ROWS && (w->dtype == YARD_FP8_E4M3 || w->dtype == YARD_BF16)
+               ? ROW_STRIPS
+               : ROW_PAIRS;
+}
+
+x_rows yard_cpu_product_rows(const cpu_kernels *k, const row_source *source, const yard_matrix *w,
+                             uint32_t n_x, float *x, cpu_scratch *scratch)
+{
+    const row_form form = product_form(k, source, w, n_x);
+
+    return (x_rows){ .form = form,
+                     .x = x,
+                     .ld = row_form_ld(form, w->cols),
+                     .n_x = n_x,
+                     .n_k = w->cols,
+                     .span = w->dtype == YARD_FP8_E4M3 ? YARD_GROUP : PANEL_K,
+                     .scaled = has_scales(source),
+                     .x_scale = scratch->x_scale };
 }
 
 void yard_cpu_product(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a)
 {
-    if (a->form == ROW_BF16)
+    if (a->x.form == ROW_BF16)
         product_fp8(k, scratch, a);
-    else if (a->n_x <= FEW_ROWS)
+    else if (a->x.n_x <= FEW_ROWS)
         product_few(k, a);
     else
         product_many(k, scratch, a);
@@ -227,36 +292,26 @@ static void linear_task(void *ctx, uint32_t task, uint32_t thread)
     const uint32_t first = task % job->tasks_per_group * job->task_columns;
     const uint32_t left_w = w->rows - first;
     const uint32_t n_w = left_w < job->task_columns ? left_w : job->task_columns;
-    const row_form form = yard_cpu_product_form(k, &job->source, w);
-    const uint32_t ld = row_form_ld(form, w->cols), scale_ld = yard_group_count(w->cols);
-    const size_t row_bytes = ld * (form == ROW_BF16 ? sizeof(uint16_t) : sizeof(float));
 
     for (int32_t row = job->offset[group]; row < end; row += MAX_TILE_ROWS) {
         const int32_t left = end - row;
         const uint32_t n_x = left < MAX_TILE_ROWS ? (uint32_t)left : MAX_TILE_ROWS;
+        const x_rows x = yard_cpu_product_rows(k, &job->source, w, n_x, scratch->x, scratch);
 
         /* a thread's next task may be other columns of the same rows */
         for (uint32_t i = 0; i < n_x && scratch->x_row != row; i++) {
             const size_t y_row = (size_t)row + i;
-            const size_t x_row = job->x_index ? (size_t)job->x_index[y_row] : y_row;
-            yard_cpu_load_row(k, &job->source, x_row, 0, w->cols, form, scratch,
-                              (uint8_t *)scratch->x + i * row_bytes,
-                              scratch->x_scale + i * scale_ld);
+            yard_cpu_load_row(k, &job->source, job->x_index ? (size_t)job->x_index[y_row] : y_row,
+                              0, scratch, &x, i);
         }
         scratch->x_row = row;
-        yard_cpu_product(
-            k, scratch,
-            &(product_args){ .form = form,
-                             .x = scratch->x,
-                             .x_ld = ld,
-                             .n_x = n_x,
-                             .x_scale = has_scales(&job->source) ? scratch->x_scale : NULL,
-                             .x_scale_ld = scale_ld,
-                             .w = w,
-                             .w_first = first,
-                             .n_w = n_w,
-                             .y = scratch->out,
-                             .y_ld = MAX_TASK_COLUMNS });
+        yard_cpu_product(k, scratch,
+                         &(product_args){ .x = x,
+                                          .w = w,
+                                          .w_first = first,
+                                          .n_w = n_w,
+                                          .y = scratch->out,
+                                          .y_ld = MAX_TASK_COLUMNS });
         for (uint32_t i = 0; i < n_x; i++)
             yard_cpu_store_row(k, job->y, (size_t)row + i, first, n_w,
                                scratch->out + i * MAX_TASK_COLUMNS);
@@ -327,57 +382,62 @@ enum {
     TRANSPOSED_ROWS = 32             /* decoded at once: they stay in the first cache */
 };
 
-/* acc[m, c] += x[m, r] w[first + r, col + c] for r in [r, end), c below n_c. */
-static void add_rows(const struct head_job *job, cpu_scratch *scratch, uint32_t first, uint32_t r,
-                     uint32_t end, uint32_t col, uint32_t n_c, uint32_t n_x, size_t x_ld,
-                     float *acc, size_t acc_ld)
+/* Rows [r, end) of a head's, whose first is w's first-th, and columns [c, c + n_c). */
+typedef struct piece {
+    uint32_t first, r, end, c, n_c;
+} piece;
+
+/* acc[m, c] += x[m, r] w[first + r, p->c + c] for the piece's r, and c below n_c. */
+static void add_rows(const struct head_job *job, cpu_scratch *scratch, const x_rows *x,
+                     const piece *p, float *acc, size_t acc_ld)
 {
     const yard_matrix *w = &job->a->w;
     const cpu_kernels *k = job->s->kernels;
-    const size_t skipped = col * yard_dtype_bytes(w->dtype);
+    const size_t skipped = p->c * yard_dtype_bytes(w->dtype);
 
-    for (uint32_t n; r < end; r += n) {
-        n = end - r < TRANSPOSED_ROWS ? end - r : TRANSPOSED_ROWS;
+    for (uint32_t r = p->r, n; r < p->end; r += n) {
+        n = p->end - r < TRANSPOSED_ROWS ? p->end - r : TRANSPOSED_ROWS;
         for (uint32_t i = 0; i < n; i++)
-            k->convert->decode(w->dtype, (const uint8_t *)matrix_row(w, first + r + i) + skipped,
-                               n_c, scratch->panel + (size_t)i * TRANSPOSED_COLUMNS);
-        k->axpy(scratch->x + r, x_ld, n_x, scratch->panel, TRANSPOSED_COLUMNS, n, n_c, acc, acc_ld);
+            k->convert->decode(w->dtype, (const uint8_t *)matrix_row(w, p->first + r + i) + skipped,
+                               p->n_c, scratch->panel + (size_t)i * TRANSPOSED_COLUMNS);
+        k->axpy((const float *)x->x + r, x->ld, x->n_x, scratch->panel, TRANSPOSED_COLUMNS, n,
+                p->n_c, acc, acc_ld);
     }
 }
 
-/* Rows [r, end) of w, of one block and group, times x, are added to acc. */
-static void add_piece(const struct head_job *job, cpu_scratch *scratch, uint32_t first, uint32_t r,
-                      uint32_t end, uint32_t c, uint32_t n_c, uint32_t n_x, size_t x_ld,
-                      bool scaled)
+/* A piece, which lies in one block and group, times x is added to acc. */
+static void add_piece(const struct head_job *job, cpu_scratch *scratch, const x_rows *x,
+                      const piece *p)
 {
     const yard_matrix *w = &job->a->w;
     const uint32_t scale_ld = yard_group_count(job->a->head_rows);
-    float *acc = scratch->acc + c, *part = scratch->out;
+    float *acc = scratch->acc + p->c, *part = scratch->out;
 
     if (w->dtype != YARD_FP8_E4M3) {
-        add_rows(job, scratch, first, r, end, c, n_c, n_x, x_ld, acc, w->cols);
+        add_rows(job, scratch, x, p, acc, w->cols);
         return;
     }
-    memset(part, 0, (size_t)n_x * TRANSPOSED_COLUMNS * sizeof(float));
-    add_rows(job, scratch, first, r, end, c, n_c, n_x, x_ld, part, TRANSPOSED_COLUMNS);
-    for (uint32_t m = 0; m < n_x; m++) {
-        const float xs = scaled ? scratch->x_scale[m * scale_ld + r / YARD_GROUP] : 1.0f;
+    memset(part, 0, (size_t)x->n_x * TRANSPOSED_COLUMNS * sizeof(float));
+    add_rows(job, scratch, x, p, part, TRANSPOSED_COLUMNS);
+    for (uint32_t m = 0; m < x->n_x; m++) {
+        const float xs = x->scaled ? x->x_scale[m * scale_ld + p->r / YARD_GROUP] : 1.0f;
 
-        job->s->kernels->convert->add_scaled(part + (size_t)m * TRANSPOSED_COLUMNS, n_c,
-                                             xs * matrix_scale_row(w, first + r)[c / YARD_GROUP],
-                                             acc + (size_t)m * w->cols);
+        job->s->kernels->convert->add_scaled(
+            part + (size_t)m * TRANSPOSED_COLUMNS, p->n_c,
+            xs * matrix_scale_row(w, p->first + p->r)[p->c / YARD_GROUP],
+            acc + (size_t)m * w->cols);
     }
 }
 
 /* y[c] = sum over r of x[r] w[first + r, c]: r is cut where its activation group or the block of w
  * ends; each piece is summed by itself, then scaled. */
 static void transposed_rows(const struct head_job *job, cpu_scratch *scratch, uint32_t first,
-                            uint32_t n_x, size_t x_ld, bool scaled)
+                            const x_rows *x)
 {
     const yard_matrix *w = &job->a->w;
     const uint32_t n_r = job->a->head_rows;
 
-    memset(scratch->acc, 0, (size_t)n_x * w->cols * sizeof(float));
+    memset(scratch->acc, 0, (size_t)x->n_x * w->cols * sizeof(float));
     /* pieces of rows are no pattern that the memory's own prefetchers follow */
     for (uint32_t r = 0; r < n_r; r++)
         for (size_t at = 0; at < w->cols * yard_dtype_bytes(w->dtype); at += 64)
@@ -392,11 +452,27 @@ static void transposed_rows(const struct head_job *job, cpu_scratch *scratch, ui
         }
         for (uint32_t c = 0; c < w->cols; c += TRANSPOSED_COLUMNS) {
             const uint32_t left = w->cols - c;
-            const uint32_t n_c = left < TRANSPOSED_COLUMNS ? left : TRANSPOSED_COLUMNS;
 
-            add_piece(job, scratch, first, r, end, c, n_c, n_x, x_ld, scaled);
+            add_piece(job, scratch, x,
+                      &(piece){ .first = first,
+                                .r = r,
+                                .end = end,
+                                .c = c,
+                                .n_c = left < TRANSPOSED_COLUMNS ? left : TRANSPOSED_COLUMNS });
         }
     }
+}
+
+/* k_b's rows of x are read one value at a time. */
+static x_rows transposed_x(const struct head_job *job, uint32_t n_x, cpu_scratch *scratch)
+{
+    return (x_rows){ .form = ROW_PLAIN,
+                     .x = scratch->x,
+                     .ld = row_form_ld(ROW_PLAIN, job->a->head_rows),
+                     .n_x = n_x,
+                     .n_k = job->a->head_rows,
+                     .scaled = has_scales(&job->source),
+                     .x_scale = scratch->x_scale };
 }
 
 static void head_task(void *ctx, uint32_t h, uint32_t thread)
@@ -406,32 +482,23 @@ static void head_task(void *ctx, uint32_t h, uint32_t thread)
     const cpu_kernels *k = job->s->kernels;
     cpu_scratch *scratch = &job->s->scratch[thread];
     const uint32_t first = h * a->head_stride + a->head_offset;
-    const uint32_t n_in = a->transposed ? a->head_rows : a->w.cols;
     const uint32_t n_out = a->transposed ? a->w.cols : a->head_rows;
-    /* k_b's rows are read one value at a time */
-    const row_form form = a->transposed ? ROW_PLAIN : yard_cpu_product_form(k, &job->source, &a->w);
-    const uint32_t ld = row_form_ld(form, n_in), scale_ld = yard_group_count(n_in);
-    const size_t row_bytes = ld * (form == ROW_BF16 ? sizeof(uint16_t) : sizeof(float));
 
     for (uint32_t i0 = 0; i0 < job->n_rows; i0 += MAX_TILE_ROWS) {
         const uint32_t left = job->n_rows - i0;
         const uint32_t n_x = left < MAX_TILE_ROWS ? left : MAX_TILE_ROWS;
-        bool scaled = false;
+        const x_rows x =
+            a->transposed ? transposed_x(job, n_x, scratch)
+                          : yard_cpu_product_rows(k, &job->source, &a->w, n_x, scratch->x, scratch);
 
         for (uint32_t i = 0; i < n_x; i++)
-            scaled = yard_cpu_load_row(
-                k, &job->source, (size_t)job->row[i0 + i], (size_t)h * a->x_head_stride, n_in, form,
-                scratch, (uint8_t *)scratch->x + i * row_bytes, scratch->x_scale + i * scale_ld);
+            yard_cpu_load_row(k, &job->source, (size_t)job->row[i0 + i],
+                              (size_t)h * a->x_head_stride, scratch, &x, i);
         if (a->transposed)
-            transposed_rows(job, scratch, first, n_x, ld, scaled);
+            transposed_rows(job, scratch, first, &x);
         else
             yard_cpu_product(k, scratch,
-                             &(product_args){ .form = form,
-                                              .x = scratch->x,
-                                              .x_ld = ld,
-                                              .n_x = n_x,
-                                              .x_scale = scaled ? scratch->x_scale : NULL,
-                                              .x_scale_ld = scale_ld,
+                             &(product_args){ .x = x,
                                               .w = &a->w,
                                               .w_first = first,
                                               .n_w = n_out,

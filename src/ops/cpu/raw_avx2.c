@@ -5,6 +5,7 @@
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
 #include "ops/cpu/lanes_avx2.h"
+#include "ops/cpu/widen_codes_avx2.h"
 
 /* LANES partial sums. */
 typedef struct lanes {
@@ -143,51 +144,15 @@ INLINE void decode_dtype(yard_dtype dtype, const uint8_t *src, uint32_t n, float
     }
 }
 
-/* What makes bf16 of codes: the low byte is the code's low half, in front; the high byte is found
- * by the code's high half. Codes of exponent 0 are put right by their low half: m is m 2^-9. */
-typedef struct code_tables {
-    __m256i high, high_fix, low_fix;
-    __m256i half, unsigned_code, to_small;
-} code_tables;
-
-INLINE __m256i byte_table(uint64_t low, uint64_t high)
-{
-    __m256i v =
-        _mm256_setr_epi64x((long long)low, (long long)high, (long long)low, (long long)high);
-
-    IN_REGISTER(v); /* or in memory, but not made anew for every group */
-    return v;
-}
-
-INLINE code_tables load_code_tables(void)
-{
-    return (code_tables){
-        .high = byte_table(0x434241403f3e3d3c, 0xc3c2c1c0bfbebdbc),
-        .high_fix = byte_table(0x000000000707073c, 0),
-        .low_fix = byte_table(0x10207040f0a01000, 0),
-        .half = byte_table(0x0f0f0f0f0f0f0f0f, 0x0f0f0f0f0f0f0f0f),
-        .unsigned_code = byte_table(0x7f7f7f7f7f7f7f7f, 0x7f7f7f7f7f7f7f7f),
-        .to_small = byte_table(0x7070707070707070, 0x7070707070707070),
-    };
-}
-
-INLINE pairs widen_codes(const code_tables *t, const uint8_t *w)
+INLINE pairs widen_to_pairs(const code_tables *t, const uint8_t *w)
 {
     /* quarters in an order that unpacking undoes */
-    const __m256i codes = _mm256_permute4x64_epi64(
-        _mm256_loadu_si256((const __m256i *)(const void *)w), _MM_SHUFFLE(3, 1, 2, 0));
-    const __m256i low = _mm256_and_si256(codes, t->half);
-    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(codes, 4), t->half);
-    /* below 128 for codes of exponents 0 and 1: others look up a 0 */
-    const __m256i small = _mm256_add_epi8(_mm256_and_si256(codes, t->unsigned_code), t->to_small);
-    const __m256i high_byte = _mm256_xor_si256(_mm256_shuffle_epi8(t->high, high),
-                                               _mm256_shuffle_epi8(t->high_fix, small));
-    const __m256i low_byte =
-        _mm256_xor_si256(_mm256_slli_epi16(low, 4), _mm256_shuffle_epi8(t->low_fix, small));
+    const bf16_chunk chunk = widen_codes(
+        t, _mm256_permute4x64_epi64(_mm256_loadu_si256((const __m256i *)(const void *)w), 0xd8));
     pairs p;
 
-    split_pairs(_mm256_unpacklo_epi8(low_byte, high_byte), 0, &p);
-    split_pairs(_mm256_unpackhi_epi8(low_byte, high_byte), 1, &p);
+    split_pairs(chunk.half[0], 0, &p);
+    split_pairs(chunk.half[1], 1, &p);
     return p;
 }
 
@@ -199,10 +164,10 @@ static void decode_fp8(const uint8_t *src, uint32_t n, float *dst)
     uint32_t i = 0;
 
     for (; i + CHUNK <= n; i += CHUNK)
-        store_pairs(dst + i, widen_codes(&t, src + i));
+        store_pairs(dst + i, widen_to_pairs(&t, src + i));
     if (i < n) {
         memcpy(last, src + i, n - i);
-        store_pairs(dst + i, widen_codes(&t, last));
+        store_pairs(dst + i, widen_to_pairs(&t, last));
     }
 }
 

@@ -30,38 +30,47 @@ void yard_cpu_store_row(const cpu_kernels *k, yard_rows y, size_t row, size_t co
         memcpy(dst, src, n * sizeof(*src));
 }
 
-/* Codes or plain values into the form that was asked for. */
-static void lay_out_row(const cpu_kernels *k, yard_dtype dtype, const void *stored, uint32_t n,
-                        row_form form, void *dst)
+/* Codes or plain values as the m-th row of x. */
+static void lay_out_row(const cpu_kernels *k, yard_dtype dtype, const void *stored,
+                        cpu_scratch *scratch, const x_rows *x, uint32_t m)
 {
-    if (form == ROW_BF16) {
-        k->codes_to_bf16(stored, n, dst);
-    } else if (form == ROW_PAIRS) {
-        k->decode_pairs(dtype, stored, n, dst);
-    } else {
-        k->convert->decode(dtype, stored, n, dst);
-        memset((float *)dst + n, 0, (pad_lanes(n) - n) * sizeof(float));
+    float *row = (float *)x->x + m * x->ld;
+
+    switch (x->form) {
+    case ROW_BF16:
+        k->codes_to_bf16(stored, x->n_k, (uint16_t *)x->x + m * x->ld);
+        break;
+    case ROW_STRIPS:
+        row = scratch->row + pad_lanes(x->n_k); /* what is stored may be in the first */
+        k->decode_pairs(dtype, stored, x->n_k, row);
+        k->strips->lay_x(row, x->n_k, x->span, m, x->n_x, x->x, x->ld);
+        break;
+    case ROW_PAIRS:
+        k->decode_pairs(dtype, stored, x->n_k, row);
+        break;
+    case ROW_PLAIN:
+        k->convert->decode(dtype, stored, x->n_k, row);
+        memset(row + x->n_k, 0, (pad_lanes(x->n_k) - x->n_k) * sizeof(float));
     }
 }
 
-bool yard_cpu_load_row(const cpu_kernels *k, const row_source *source, size_t row, size_t col,
-                       uint32_t n, row_form form, cpu_scratch *scratch, void *dst, float *scale)
+void yard_cpu_load_row(const cpu_kernels *k, const row_source *source, size_t row, size_t col,
+                       cpu_scratch *scratch, const x_rows *x, uint32_t m)
 {
-    const yard_rows x = source->x;
+    const void *stored = row_at(source->x, row, col);
+    yard_dtype dtype = source->x.dtype;
+    float *scale = x->x_scale + m * yard_group_count(x->n_k);
 
-    if (x.dtype == YARD_FP8_E4M3) {
-        lay_out_row(k, x.dtype, row_at(x, row, col), n, form, dst);
-        memcpy(scale, x.scale + scale_at(x, row, col), yard_group_count(n) * sizeof(*scale));
-        return true;
+    if (dtype == YARD_FP8_E4M3) {
+        memcpy(scale, source->x.scale + scale_at(source->x, row, col),
+               yard_group_count(x->n_k) * sizeof(*scale));
+    } else if (source->quantise) {
+        k->convert->decode(dtype, stored, x->n_k, scratch->row);
+        k->convert->quantise(scratch->row, x->n_k, source->ue8m0, scratch->codes, scale);
+        stored = scratch->codes;
+        dtype = YARD_FP8_E4M3;
     }
-    if (source->quantise) {
-        k->convert->decode(x.dtype, row_at(x, row, col), n, scratch->row);
-        k->convert->quantise(scratch->row, n, source->ue8m0, scratch->codes, scale);
-        lay_out_row(k, YARD_FP8_E4M3, scratch->codes, n, form, dst);
-        return true;
-    }
-    lay_out_row(k, x.dtype, row_at(x, row, col), n, form, dst);
-    return false;
+    lay_out_row(k, dtype, stored, scratch, x, m);
 }
 
 enum { PIECE = 512 }; /* values converted at once, on the stack; sums of squares are of so many */
