@@ -15,7 +15,7 @@ enum {
 
 /* What the threads of a token tell each other. Keys are read in fours. */
 typedef struct route_shared {
-    alignas(16) uint32_t key[ROUTE_MAX_EXPERTS];  /* each warp's own */
+    alignas(16) uint32_t key[ROUTE_MAX_EXPERTS];  /* each warp's own; then ranks of the best */
     alignas(16) uint32_t best[ROUTE_MAX_EXPERTS]; /* the largest keys of each warp, in order */
     float value[ROUTE_MAX_EXPERTS];               /* scores or choices */
     float group[WARP_LANES];
@@ -81,37 +81,107 @@ group_value(const yard_moe_route_args &a, const route_shared *m, uint32_t g, uin
     return largest_only ? first : __fadd_rn(first, second);
 }
 
+/* The number of a key. */
+static __device__ __forceinline__ float of_key(uint32_t key)
+{
+    return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+}
+
+/* The same where the group is the warp, each lane with its choice. */
+static __device__ __forceinline__ float warp_value(const yard_moe_route_args &a,
+                                                   const route_shared *m, float choice)
+{
+    const uint32_t key = order_key(choice), first = __reduce_max_sync(0xffffffffu, key);
+    const uint32_t firsts = __ballot_sync(0xffffffffu, key == first);
+    const uint32_t others = __reduce_max_sync(0xffffffffu, key == first ? 0 : key);
+    const float largest = of_key(first);
+
+    if (__any_sync(0xffffffffu, key == 0)) { /* no number: the definition's order matters */
+        __syncwarp();                        /* the choices are there */
+        return group_value(a, m, threadIdx.x / WARP_LANES, WARP_LANES);
+    }
+    return a.group_value == YARD_GROUP_LARGEST
+               ? largest
+               : __fadd_rn(largest, __popc(firsts) > 1 ? largest : of_key(others));
+}
+
+/* How many groups come before group g. */
+static __device__ __forceinline__ uint32_t groups_before(const yard_moe_route_args &a,
+                                                         const route_shared *m, uint32_t g)
+{
+    uint32_t before = 0;
+
+    for (uint32_t h = 0; h < a.n_groups; h++)
+        before += m->group[h] > m->group[g] || (m->group[h] == m->group[g] && h < g);
+    return before;
+}
+
+/* The same for the group that is the warp, all lanes together. */
+static __device__ __forceinline__ uint32_t warps_before(const yard_moe_route_args &a,
+                                                        const route_shared *m)
+{
+    const uint32_t g = threadIdx.x / WARP_LANES, h = threadIdx.x % WARP_LANES;
+    const float ours = m->group[g], theirs = h < a.n_groups ? m->group[h] : 0.0f;
+
+    return __popc(
+        __ballot_sync(0xffffffffu, h < a.n_groups && (theirs > ours || (theirs == ours && h < g))));
+}
+
 /* The expert's choice, or minus infinity outside the best groups. */
 static __device__ __forceinline__ float in_best_groups(const yard_moe_route_args &a,
                                                        route_shared *m, float choice)
 {
     const uint32_t size = a.n_experts / a.n_groups, g = threadIdx.x / size;
-    uint32_t before = 0;
+    uint32_t before;
 
     m->value[threadIdx.x] = choice;
-    __syncthreads(); /* all choices are there */
-    if (threadIdx.x < a.n_groups)
-        m->group[threadIdx.x] = group_value(a, m, threadIdx.x, size);
+    if (size == WARP_LANES) {
+        const float value = warp_value(a, m, choice);
+        if (threadIdx.x % WARP_LANES == 0)
+            m->group[g] = value;
+    } else {
+        __syncthreads(); /* all choices are there */
+        if (threadIdx.x < a.n_groups)
+            m->group[threadIdx.x] = group_value(a, m, threadIdx.x, size);
+    }
     __syncthreads(); /* the groups' values are */
     if (g >= a.n_groups)
         return choice;
-    for (uint32_t h = 0; h < a.n_groups; h++)
-        before += m->group[h] > m->group[g] || (m->group[h] == m->group[g] && h < g);
+    before = size == WARP_LANES ? warps_before(a, m) : groups_before(a, m, g);
     return before < a.top_groups ? choice : -CUDART_INF_F;
 }
 
-/* How many of n keys are larger; n is a multiple of four. */
+/* How many of the n keys from the begin-th four on, each step-th four, are larger; n is a multiple
+ * of four. */
 static __device__ __forceinline__ uint32_t count_larger(const uint32_t *keys, uint32_t n,
+                                                        uint32_t begin, uint32_t step,
                                                         uint32_t mine)
 {
     uint32_t larger = 0;
 
 #pragma unroll 8
-    for (uint32_t i = 0; i < n; i += 4) {
+    for (uint32_t i = begin * 4; i < n; i += step * 4) {
         const uint4 k = *(const uint4 *)(keys + i);
         larger += (k.x > mine) + (k.y > mine) + (k.z > mine) + (k.w > mine);
     }
     return larger;
+}
+
+/* How many of the warps' n largest are larger than each, into the keys' place. A few lanes take one
+ * of them. */
+static __device__ __forceinline__ void rank_best(route_shared *m, uint32_t n)
+{
+    uint32_t parts = 1, larger;
+
+    while (parts < WARP_LANES && 2 * parts * n <= blockDim.x)
+        parts *= 2;
+    const uint32_t i = threadIdx.x / parts, part = threadIdx.x % parts;
+    larger = i < n ? count_larger(m->best, n, part, parts, m->best[i]) : 0;
+    for (uint32_t d = parts / 2; d > 0; d /= 2)
+        larger += __shfl_xor_sync(0xffffffffu, larger, (int)d);
+    if (i < n && part == 0)
+        m->key[i] = larger;
+    __syncthreads(); /* all are ranked */
 }
 
 /* What all warps have taken of what m->taken says; *before: those of lower experts. */
@@ -150,12 +220,15 @@ static __device__ __forceinline__ uint32_t take_largest(const yard_moe_route_arg
     m->key[threadIdx.x] = key;
     const uint32_t equals = __match_any_sync(0xffffffffu, key);
     __syncwarp(); /* the warp's keys are there */
-    rank = count_larger(m->key + first, WARP_LANES, key) + __popc(equals & ((1u << lane) - 1));
+    rank = __popc(equals & ((1u << lane) - 1));
+    if (equals != ~0u) /* all the same where the group is out */
+        rank += count_larger(m->key + first, WARP_LANES, 0, 1, key);
     if (rank < each)
         m->best[slots + rank] = key;
     __syncthreads(); /* all warps' largest are there */
+    rank_best(m, n);
     if (rank < each)
-        larger = count_larger(m->best, n, key);
+        larger = m->key[slots + rank];
     *taken = !is_number || (wanted && rank < each && larger < a.top_k);
     sum = count_taken(m, *taken, is_number, at);
     if (sum >> 16 <= a.top_k)
