@@ -2,8 +2,6 @@
 
 #include "ops/cuda/wgmma.cuh"
 
-/* ---- multiplying --------------------------------------------------------------------------- */
-
 /* The products of one block of K, 64 columns by WIDTH rows. */
 template <class S, int WIDTH>
 static __device__ __forceinline__ void multiply_block(const heads_shared<S> &m,
@@ -245,8 +243,6 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     else if constexpr (S::WHOLE)
         load_rows(a, m, head, warp - S::MULTIPLY_WARPS - S::ROUND_WARPS);
 }
-
-/* ---- host side ----------------------------------------------------------------------------- */
 
 template <class S> static cudaError_t open_shape(void)
 {

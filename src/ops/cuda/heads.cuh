@@ -128,7 +128,7 @@ struct heads_rows {
     }
 };
 
-/* ---- rounding ------------------------------------------------------------------------------ */
+/* rounding */
 
 /* Eight values of a row, bf16 in pairs, one by one; zeros beyond n_in. */
 static __device__ __forceinline__ uint4 load_eight(const yard_heads_args &a, size_t at, uint32_t k)

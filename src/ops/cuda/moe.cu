@@ -4,8 +4,6 @@
 
 #include "ops/cuda/rows.cuh"
 
-/* ---- where rows lie -------------------------------------------------------------------------- */
-
 enum {
     PLACE_THREADS = 1024,
     PLACE_WARPS = PLACE_THREADS / WARP_LANES,
@@ -111,8 +109,6 @@ static __global__ void __launch_bounds__(PLACE_THREADS)
     });
 }
 
-/* ---- moe_scatter ----------------------------------------------------------------------------- */
-
 /* Rows as pieces of PIECE, then their scales. */
 template <typename PIECE>
 static __global__ void __launch_bounds__(ITEM_THREADS)
@@ -187,8 +183,6 @@ yard_status yard_cuda_moe_open(yard_error *err)
     return YARD_OK;
 }
 
-/* ---- count_offsets --------------------------------------------------------------------------- */
-
 static __global__ void __launch_bounds__(PLACE_THREADS)
     count_offsets_kernel(const __grid_constant__ yard_count_offsets_args a)
 {
@@ -214,8 +208,6 @@ yard_status yard_cuda_count_offsets_launch(const yard_count_offsets_args *a, uin
     (void)max_rows;
     return launch_rows(count_offsets_kernel, 1, PLACE_THREADS, 0, *a, "count_offsets", stream, err);
 }
-
-/* ---- moe_gather ------------------------------------------------------------------------------ */
 
 typedef struct gather_args {
     yard_moe_gather_args a;

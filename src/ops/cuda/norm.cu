@@ -87,8 +87,6 @@ static __device__ __forceinline__ eight from_shared(const float *p)
     return (eight){ { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w } };
 }
 
-/* ---- rms_norm_quant -------------------------------------------------------------------------- */
-
 typedef struct norm_args {
     yard_rms_norm_args a;
 } norm_args;
@@ -201,8 +199,6 @@ yard_status yard_cuda_rms_norm_launch(const yard_rms_norm_args *a, uint32_t max_
         grid_for(max_rows, 1, NORM_MAX_BLOCKS), fits ? n_threads : (uint32_t)NORM_MAX_THREADS,
         yard_align_up(a->n_cols, LANE_COLS) * sizeof(float), n, "rms_norm", stream, err);
 }
-
-/* ---- rope_append_kv -------------------------------------------------------------------------- */
 
 enum { APPEND_THREADS = 96, APPEND_MAX_BLOCKS = 132 * 8, APPEND_MAX_RANK = 4096 };
 

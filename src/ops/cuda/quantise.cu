@@ -14,8 +14,6 @@ enum {
     AT_ONCE = 2 /* groups of a lane whose loads are under way together */
 };
 
-/* ---- shares ---------------------------------------------------------------------------------- */
-
 /* How far a lane's group is from its next one: as many groups as the grid takes at a time. */
 typedef struct stride {
     uint32_t rows, groups, n_groups; /* n_groups: of a row */
@@ -64,8 +62,6 @@ static stride stride_of(uint32_t n_blocks, uint32_t n_cols, uint32_t cols)
 
     return (stride){ step / n_groups, step % n_groups, n_groups };
 }
-
-/* ---- quantise -------------------------------------------------------------------------------- */
 
 typedef struct quantise_args {
     yard_quantise_args a;
@@ -130,8 +126,6 @@ yard_status yard_cuda_quantise_launch(const yard_quantise_args *a, uint32_t max_
     return launch_rows(wide ? quantise_rows_e4m3_kernel<true> : quantise_rows_e4m3_kernel<false>,
                        n_blocks, QUANTISE_THREADS, 0, q, "quantise", stream, err);
 }
-
-/* ---- silu_mul_quant -------------------------------------------------------------------------- */
 
 typedef struct silu_args {
     yard_silu_mul_args a;

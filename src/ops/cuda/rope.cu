@@ -19,8 +19,6 @@ static __device__ __forceinline__ void make_turns(const yard_rope &rope, int32_t
     __syncthreads();
 }
 
-/* ---- rope_q ---------------------------------------------------------------------------------- */
-
 typedef struct rope_q_args {
     yard_rope_q_args a;
     yard_batch batch;
@@ -82,8 +80,6 @@ yard_status yard_cuda_rope_q_launch(const yard_rope_q_args *a, uint32_t max_rows
                                 ROPE_MAX_BLOCKS),
                        ROPE_THREADS, 0, n, "rope_q", stream, err);
 }
-
-/* ---- gqa_append_kv --------------------------------------------------------------------------- */
 
 typedef struct gqa_args {
     yard_gqa_append_kv_args a;

@@ -3,8 +3,6 @@
 
 #include "ops/cuda/rows.cuh"
 
-/* ---- embed ----------------------------------------------------------------------------------- */
-
 typedef struct embed_args {
     yard_embed_args a;
     bool wide;
@@ -43,8 +41,6 @@ yard_status yard_cuda_embed_launch(const yard_embed_args *a, uint32_t max_rows, 
                        stream, err);
 }
 
-/* ---- select_rows ----------------------------------------------------------------------------- */
-
 typedef struct select_args {
     yard_select_rows_args a;
     bool wide;
@@ -73,8 +69,6 @@ yard_status yard_cuda_select_rows_launch(const yard_select_rows_args *a, uint32_
     return launch_rows(select_rows_kernel, eight_blocks(max_rows, a->n_cols), ITEM_THREADS, 0, n,
                        "select_rows", stream, err);
 }
-
-/* ---- residual_add ---------------------------------------------------------------------------- */
 
 typedef struct residual_args {
     yard_residual_add_args a;

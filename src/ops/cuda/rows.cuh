@@ -247,7 +247,7 @@ static __device__ __forceinline__ float quotient(float a, float b)
     return __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
 }
 
-/* ---- on the host --------------------------------------------------------------------------- */
+/* on the host */
 
 /* Whether eight values next to each other are whole aligned accesses in every row: 16 bytes, 8 of
  * FP8. */

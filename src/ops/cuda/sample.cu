@@ -6,8 +6,6 @@
 
 enum { MAX_SAMPLE_BYTES = 227 << 10 };
 
-/* ---- drawing --------------------------------------------------------------------------------- */
-
 /* Logits become probabilities; returns the sum of their weights. */
 static __device__ __forceinline__ uint64_t make_probabilities(sampler *s, float largest,
                                                               float temperature)
@@ -139,8 +137,6 @@ static __device__ __forceinline__ uint32_t draw(sampler *s, const yard_sample_ro
         low = least_possible(s, wanted, kept);
     return search(s, wanted, low, true, &upto).id;
 }
-
-/* ---- the kernel ------------------------------------------------------------------------------ */
 
 static __device__ __forceinline__ candidate largest_of_slice(sampler *s, slice_view view)
 {

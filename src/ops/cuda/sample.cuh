@@ -99,8 +99,7 @@ template <typename T> static __device__ __forceinline__ T *at_rank(T *p, uint32_
     return (T *)__cluster_map_shared_rank(p, rank);
 }
 
-/* ---- sums and maxima over the cluster ----------------------------------------------------------
- */
+/* sums and maxima over the cluster */
 
 /* What over_cluster can do to pairs: `lanes` over a warp, `two` with what others have. */
 struct largest_words { /* 32 bits */
@@ -180,7 +179,7 @@ template <typename OP> static __device__ __forceinline__ pair over_cluster(sampl
     return x;
 }
 
-/* ---- candidates and weights ------------------------------------------------------------------ */
+/* candidates and weights */
 
 /* Larger for larger logits; plus infinity counts as the largest float, -0 equals 0. */
 static __device__ __forceinline__ uint32_t logit_order(float logit)
@@ -258,7 +257,7 @@ static __device__ __forceinline__ uint64_t weight_of(const sampler *s, float e)
                        : ((uint64_t)(high - digit_bits) << LIMB_BITS) + (low - digit_bits);
 }
 
-/* ---- the slice ------------------------------------------------------------------------------- */
+/* the slice */
 
 /* Calls fn(values of four ids, first of them) for the slice. */
 template <typename FN> static __device__ __forceinline__ void each_four(const sampler *s, FN fn)
@@ -342,7 +341,7 @@ static __device__ __forceinline__ void prefetch_slice(const sampler *s, const fl
         asm volatile("prefetch.global.L2 [%0];" ::"l"(logits + s->first + i));
 }
 
-/* ---- bias and penalties ---------------------------------------------------------------------- */
+/* bias and penalties */
 
 /* One after the other, since an id may come twice. */
 static __device__ __forceinline__ void add_bias(const sampler *s, const yard_sample_row *row,

@@ -31,7 +31,7 @@ static __device__ __forceinline__ void each_between(const sampler *s, uint32_t t
     });
 }
 
-/* ---- bins ------------------------------------------------------------------------------------ */
+/* bins */
 
 /* Sums of weights by bin, over the cluster: of probabilities whose bits lie in [low, top], the
  * first bin at the top. */
@@ -129,7 +129,7 @@ static __device__ __forceinline__ uint32_t find_bin(uint64_t wanted, uint64_t *b
     return bin; /* written again behind the barriers of list_range */
 }
 
-/* ---- one bin's candidates -------------------------------------------------------------------- */
+/* one bin's candidates */
 
 /* Puts the candidates of probabilities in [low, top] into rank 0's list, each block in a part of
  * its own. Returns the largest number of a block, LIST or more. */
@@ -245,7 +245,7 @@ static __device__ __forceinline__ listed halve_equals(sampler *s, uint32_t e, ui
     return (listed){ (uint64_t)e << 32 | low >> 32, (uint32_t)~low };
 }
 
-/* ---- the search ------------------------------------------------------------------------------ */
+/* the search */
 
 /* The candidate at which the sum of weights from the top reaches `wanted`, which is at least 1 and
  * reached in [low, 1]; *upto is the sum with it. Where it is the row's last search, rank 0 alone

@@ -7,8 +7,6 @@
 enum { SPARE_ROWS = 2, N_COUNTS = 7 };
 static const uint32_t counts[N_COUNTS] = { 0, 1, 2, 7, 64, 129, 1000 };
 
-/* ---- router ---------------------------------------------------------------------------------- */
-
 typedef struct router {
     const char *name;
     uint32_t n_experts, top_k, n_groups, top_groups;
@@ -131,8 +129,6 @@ void gpu_test_route(gpu_test *test)
             route_case(&t, &routers[r], counts[c]);
     both_close(&t);
 }
-
-/* ---- local dispatch and combine -------------------------------------------------------------- */
 
 typedef struct moe_twin {
     rows_twin x, expert_x, y;
