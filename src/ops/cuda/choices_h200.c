@@ -37,7 +37,7 @@ const cuda_choice_row yard_cuda_choices_h200[] = {
     { 7168, 2048, 256, { &yard_gemm_rows128, 0, 0 } },
     /* dense_gate_up */
     { 36864, 7168, 64, { &yard_gemm_few_fp8, 8, 0 } },
-    { 36864, 7168, 256, { &yard_gemm_rows128, 0, 0 } },
+    { 36864, 7168, 256, { &yard_gemm_wide192, 0, 0 } },
     /* dense_down */
     { 7168, 18432, 64, { &yard_gemm_few_fp8, 8, 0 } },
     { 7168, 18432, 128, { &yard_gemm_few_fp8, 0, 64 } },

@@ -9,9 +9,9 @@
 /* The last one takes nothing but heads, so that nobody can ask for it by its name. */
 enum { NAMED_VARIANTS = CUDA_VARIANTS - 1 };
 const yard_gemm_variant *const yard_cuda_variants[CUDA_VARIANTS] = {
-    &yard_gemm_few_fp8,      &yard_gemm_few_bf16,     &yard_gemm_group96,
-    &yard_gemm_group144,     &yard_gemm_rows128,      &yard_gemm_rows192,
-    &yard_gemm_group96_bf16, &yard_gemm_rows128_bf16, &yard_gemm_heads_bf16,
+    &yard_gemm_few_fp8,      &yard_gemm_few_bf16,   &yard_gemm_group96, &yard_gemm_group144,
+    &yard_gemm_rows128,      &yard_gemm_rows192,    &yard_gemm_wide192, &yard_gemm_group96_bf16,
+    &yard_gemm_rows128_bf16, &yard_gemm_heads_bf16,
 };
 
 uint32_t yard_cuda_variant_idx(const yard_gemm_variant *variant)
@@ -154,26 +154,29 @@ static cuda_choice choose_linear(const cuda_stream *s, yard_dtype dtype, uint32_
 
 /* By the mean rows of a group: the widest tile that hardly any group exceeds; above that, tiles of
  * 128 or 192 rows where there are enough groups to fill the processors with them. Long tiles pay
- * when K is long; otherwise more, shorter ones are shared out more evenly. All kernels have the
- * same bits.
- */
+ * when K is long. When it is short, those of 192 columns are stored less often, if there are enough
+ * rows to come out even. All kernels have the same bits. */
 static cuda_choice choose_grouped(yard_dtype dtype, uint32_t mean_rows, uint32_t n_groups,
                                   uint32_t n_in)
 {
     const bool short_k = n_in <= 4096;
+    const bool many = mean_rows * n_groups >= 2000;
+    const yard_gemm_variant *variant;
 
     if (dtype == YARD_BF16)
         return (cuda_choice){ .variant = mean_rows <= 72 ? &yard_gemm_group96_bf16
                                                          : &yard_gemm_rows128_bf16 };
     if (mean_rows <= 72)
-        return (cuda_choice){ .variant = &yard_gemm_group96 };
-    if (mean_rows <= 144)
-        return (cuda_choice){ .variant =
-                                  n_groups >= 16 ? &yard_gemm_rows192 : &yard_gemm_group144 };
-    if (mean_rows <= 320)
-        return (cuda_choice){ .variant = n_groups >= 8 || short_k ? &yard_gemm_rows128
-                                                                  : &yard_gemm_group144 };
-    return (cuda_choice){ .variant = short_k ? &yard_gemm_rows128 : &yard_gemm_rows192 };
+        variant = &yard_gemm_group96;
+    else if (mean_rows <= 144)
+        variant = n_groups >= 16 ? &yard_gemm_rows192 : &yard_gemm_group144;
+    else if (short_k)
+        variant = many ? &yard_gemm_wide192 : &yard_gemm_rows128;
+    else if (mean_rows <= 320)
+        variant = n_groups >= 8 ? &yard_gemm_rows128 : &yard_gemm_group144;
+    else
+        variant = &yard_gemm_rows192;
+    return (cuda_choice){ .variant = variant };
 }
 
 cuda_choice yard_cuda_choose(const cuda_stream *s, yard_dtype dtype, uint32_t n_out, uint32_t n_in,

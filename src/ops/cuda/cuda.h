@@ -8,7 +8,7 @@
 #include "ops/cuda/mla_prefill.h"
 #include "ops/ops.h"
 
-enum { CUDA_VARIANTS = 9 };
+enum { CUDA_VARIANTS = 10 };
 
 /* Which kernel computes a product, and where it can split K: how many blocks of K a thread block
  * takes at least (0: whole tiles), and how many rows of x a tile has at most (0: all it can have).
@@ -53,6 +53,7 @@ struct yard_prepared {
     yard_matrix all;     /* device, one tall matrix */
     bool tiled;          /* for the tensor-core kernels: whole tiles of 128, one scale a block */
     yard_tensor_map map; /* boxes of 128 rows by 128 bytes; tiled only */
+    yard_tensor_map half_map; /* boxes of 64 rows */
     /* The transposed form for head_linear: [n_heads * absorb_step, absorb_cols], data NULL: none.
      */
     yard_matrix absorb;

@@ -1,15 +1,15 @@
 /* The matrix product kernel, first half: shapes, tiles and who works on which, the producers.
  *
  * A thread block is some consumer warpgroups and one producer warpgroup. Its shared memory is a
- * ring of stages; a stage is one block of K (128 bytes) of 128 rows of w and of the tile's rows of
- * x. Warp 0 of the producers feeds it with the copy engine. For FP8 its warps 1 to 3 write a table
- * of products x_scale * w_scale beside the stage, so that consumers multiply once, and so that
- * groups may start at any row. Consumers run wgmma on a stage, and add the result times its scales
- * to f32 sums (FP8) before they release it.
+ * ring of stages; a stage is one block of K (128 bytes) of the tile's 128 or 192 rows of w and of
+ * its rows of x. Warp 0 of the producers feeds it with the copy engine. For FP8 its warps 1 to 3
+ * write a table of products x_scale * w_scale beside the stage, so that consumers multiply once,
+ * and so that groups may start at any row. Consumers run wgmma on a stage, and add the result times
+ * its scales to f32 sums (FP8) before they release it.
  *
  * Two forms. Swapped: rows of w on the M side of wgmma (64 a warpgroup), rows of x on N, as many as
  * there are, in steps of 8 or 16: nothing is wasted on few rows. Otherwise rows of x are on M, 64 a
- * warpgroup, and 128 rows of w on N: two scales a thread instead of one a column.
+ * warpgroup, and 128 or 192 rows of w on N: two scales a thread, or four, instead of one a column.
  *
  * Sums over K run in the same order in every form: the same block of K, the same promotion. */
 #ifndef YARD_OPS_CUDA_GEMM_CUH
@@ -24,8 +24,10 @@ enum { WARPGROUP = 128, SCALE_THREADS = 96, PRODUCER_WARPS = 4 };
 
 /* STEP: rows of x are rounded up to it (swapped); 0: 8, 16, 24, 32, 48, 64, 96, 128. */
 template <bool FP8_, bool SWAPPED_, int WARPGROUPS_, int WIDTH_, int STEP_, int STAGES_,
-          int CLUSTER_, bool SPLIT_, bool PAIRED_>
+          int CLUSTER_, bool SPLIT_, bool PAIRED_, int W_ROWS_ = GEMM_TILE_ROWS>
 struct gemm_shape {
+    static constexpr int W_ROWS = W_ROWS_; /* of w in a tile */
+    static constexpr int W_SCALES = (W_ROWS + GEMM_TILE_ROWS - 1) / GEMM_TILE_ROWS;
     static constexpr bool FP8 = FP8_, SWAPPED = SWAPPED_, SPLIT = SPLIT_, PAIRED = PAIRED_;
     static constexpr bool HEADS = false; /* see yard_gemm_args */
     static constexpr int WARPGROUPS = WARPGROUPS_, WIDTH = WIDTH_, STEP = STEP_, STAGES = STAGES_,
@@ -38,10 +40,11 @@ struct gemm_shape {
     static_assert(CONSUMERS * CONSUMER_REGISTERS + WARPGROUP * PRODUCER_REGISTERS <=
                       THREADS * (65536 / THREADS / 8 * 8),
                   "registers");
-    static constexpr int W_BYTES = GEMM_TILE_ROWS * GEMM_BLOCK_BYTES;
+    static constexpr int W_BYTES = W_ROWS * GEMM_BLOCK_BYTES;
     static constexpr int X_BYTES = WIDTH * GEMM_BLOCK_BYTES;
     static constexpr int STAGE_BYTES = W_BYTES + X_BYTES;
-    static constexpr int SCALES = FP8 ? (WIDTH + 15) / 16 * 16 : 0; /* floats a stage */
+    static constexpr int SCALE_WIDTH = (WIDTH + 15) / 16 * 16;
+    static constexpr int SCALES = FP8 ? W_SCALES * SCALE_WIDTH : 0; /* floats a stage */
     static constexpr int SCALE_BYTES = (SCALES * 4 * STAGES + 1023) / 1024 * 1024;
     static constexpr int FULL_ARRIVALS = FP8 ? 1 + SCALE_THREADS / 32 : 1;
     /* rows on M: columns of y that a warp stores at a time; three warpgroups leave less room */
@@ -119,6 +122,16 @@ struct gemm_tile {
     int k0, k1; /* blocks of K */
     int unit;   /* split: number of the tile */
 };
+
+/* i / n for 0 <= i < 2^22, n > 0. The compiler's division of whole numbers is a chain of some
+ * hundred cycles, and every warp is between two tiles when it asks. */
+static __device__ __forceinline__ int quick_divide(int i, int n)
+{
+    const int q = (int)__fdividef((float)i, (float)n); /* off by one at most */
+    const int rest = i - q * n;
+
+    return q + (rest >= n) - (rest < 0);
+}
 
 /* Contiguous ranges of n_units for n_workers: the first n_units % n_workers have one more. */
 struct gemm_share {
@@ -217,12 +230,15 @@ template <class S> struct even_walk {
             const int row_tiles = (count + S::WIDTH - 1) / S::WIDTH;
             if (at < base + row_tiles * across) {
                 const int i = at - base;
-                const int part = row_tiles == 1 ? 0 : i % row_tiles;
-                const int each = (count + row_tiles - 1) / row_tiles;
+                int w_tile = i, part = 0, each = count;
+                if (row_tiles > 1) {
+                    w_tile = quick_divide(i, row_tiles);
+                    part = i - w_tile * row_tiles;
+                    each = quick_divide(count + row_tiles - 1, row_tiles);
+                }
                 t.width = (each + S::STEP - 1) / S::STEP * S::STEP;
                 t.group = group;
-                t.w_tile = (row_tiles == 1 ? i : i / row_tiles) * S::CLUSTER +
-                           (S::CLUSTER > 1 ? cluster_rank() : 0);
+                t.w_tile = w_tile * S::CLUSTER + (S::CLUSTER > 1 ? cluster_rank() : 0);
                 t.row = m.first[group] + part * each;
                 t.n_rows = min(each, count - part * each);
                 t.k0 = 0;
@@ -239,7 +255,7 @@ template <class S> struct even_walk {
 /* Groups, rows on M: tiles more than half full first, round the blocks; then the small remainders,
  * two each on the blocks that the last round left idle, because they take half the time. */
 template <class S> struct full_first_walk {
-    int group = 0, base = 0, round = -1, n_full = 0, n_small = 0;
+    int group = 0, base = 0, round = -1, n_full, n_small;
     bool small = false;
 
     static __device__ __forceinline__ int full_tiles(int count)
@@ -250,16 +266,22 @@ template <class S> struct full_first_walk {
     {
         return count % S::WIDTH > 0 && count % S::WIDTH <= S::WIDTH / 2;
     }
+    /* The whole warp. */
     __device__ __forceinline__ full_first_walk(const yard_gemm_args &a, const gemm_shared<S> &m)
     {
-        for (int g = 0; g < (int)a.n_groups; g++) {
-            n_full += full_tiles(m.count[g]) * a.n_tiles;
-            n_small += small_tiles(m.count[g]) * a.n_tiles;
+        int full = 0, rest = 0;
+
+        for (uint32_t g = threadIdx.x % 32; g < a.n_groups; g += 32) {
+            full += full_tiles(m.count[g]);
+            rest += small_tiles(m.count[g]);
         }
+        n_full = __reduce_add_sync(0xffffffffu, full) * a.n_tiles;
+        n_small = __reduce_add_sync(0xffffffffu, rest) * a.n_tiles;
     }
     __device__ __forceinline__ int small_at()
     {
-        const int n = gridDim.x, block = blockIdx.x, busy = n_full % n, idle = n - busy;
+        const int n = gridDim.x, block = blockIdx.x;
+        const int busy = n_full - quick_divide(n_full, n) * n, idle = n - busy;
 
         if (round < 2 && busy && block >= busy && block - busy + round * idle < n_small)
             return block - busy + round * idle;
@@ -284,9 +306,10 @@ template <class S> struct full_first_walk {
             const int count = m.count[group];
             const int n = small ? small_tiles(count) : full_tiles(count);
             if (at < base + n * (int)a.n_tiles) {
-                const int part = small ? count / S::WIDTH : (at - base) % n;
+                const int i = at - base, w_tile = small ? i : quick_divide(i, n);
+                const int part = small ? count / S::WIDTH : i - w_tile * n;
                 t.group = group;
-                t.w_tile = (at - base) / n;
+                t.w_tile = w_tile;
                 t.row = m.first[group] + part * S::WIDTH;
                 t.n_rows = min(S::WIDTH, count - part * S::WIDTH);
                 t.width = small ? S::WIDTH / 2 : S::WIDTH;
@@ -339,7 +362,7 @@ __device__ __forceinline__ uint32_t first_w_row(const yard_gemm_args &a, const g
     if constexpr (S::HEADS)
         return a.w_first + t.group * a.w_step + t.w_tile * GEMM_TILE_ROWS;
     else
-        return ((t.group + a.first_group) * a.n_tiles + t.w_tile) * GEMM_TILE_ROWS;
+        return (t.group + a.first_group) * a.group_rows + t.w_tile * S::W_ROWS;
 }
 
 template <class S>
@@ -425,6 +448,10 @@ __device__ __forceinline__ void load_tiles(const yard_gemm_maps &maps, const yar
                 barrier_expect(full, (early ? 0 : S::W_BYTES) + t.width * GEMM_BLOCK_BYTES);
                 if (early)
                     ;
+                else if (S::W_ROWS != GEMM_TILE_ROWS)
+                    for (int i = 0; i < S::W_ROWS; i += GEMM_W_BOX)
+                        tma_load(m.w(ring.stage) + i * GEMM_BLOCK_BYTES, &maps.w, col, w_row + i,
+                                 full);
                 else if (a.w_once)
                     tma_load_hint(m.w(ring.stage), &maps.w, col, w_row, full, once);
                 else
@@ -457,22 +484,27 @@ template <class S> __device__ __forceinline__ int scale_place(int row)
 /* Scales of up to four blocks of K: of the rows of x of one thread, and of w. */
 template <class S> struct scale_chunk {
     static constexpr int EACH = (S::WIDTH + SCALE_THREADS - 1) / SCALE_THREADS;
-    float x[EACH][4], w[4];
+    float x[EACH][4], w[S::W_SCALES][4];
 };
 
 /* The rows of one thread of the warps that write scale products. */
 template <class S> struct scale_rows {
     static constexpr int EACH = scale_chunk<S>::EACH;
-    const float *x[EACH], *w;
+    const float *x[EACH], *w[S::W_SCALES];
     int place[EACH]; /* in the table; negative: none */
     bool aligned;
 
     __device__ __forceinline__ scale_rows(const yard_gemm_args &a, const gemm_tile &t, int id)
     {
-        const size_t w_tile = (size_t)(t.group + a.first_group) * a.n_tiles + t.w_tile;
+        const int group_tiles = a.group_rows / GEMM_TILE_ROWS;
+        const size_t first = (size_t)(t.group + a.first_group) * group_tiles;
 
-        /* a tile of w beyond the last one (odd counts in clusters) computes nothing of use */
-        w = a.w_scale + (t.w_tile < (int)a.n_tiles ? w_tile * a.n_blocks : 0);
+        /* rows of w beyond the last one (odd counts in clusters) compute nothing of use */
+#pragma unroll
+        for (int i = 0; i < S::W_SCALES; i++) {
+            const int tile = t.w_tile * S::W_ROWS / GEMM_TILE_ROWS + i;
+            w[i] = a.w_scale + (first + min(tile, group_tiles - 1)) * a.n_blocks;
+        }
         aligned = a.n_blocks % 4 == 0 && (uint64_t)a.x_scale % 16 == 0;
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
@@ -505,7 +537,9 @@ template <class S> struct scale_rows {
     }
     __device__ __forceinline__ void load(scale_chunk<S> &c, int k, int n) const
     {
-        load_row(c.w, w + k, n, aligned && n == 4);
+#pragma unroll
+        for (int i = 0; i < S::W_SCALES; i++)
+            load_row(c.w[i], w[i] + k, n, aligned && n == 4);
 #pragma unroll
         for (int e = 0; e < EACH; e++)
             if (place[e] >= 0)
@@ -518,8 +552,11 @@ template <class S> struct scale_rows {
         barrier_wait(m.empty + ring.stage * 8, ring.parity ^ 1);
 #pragma unroll
         for (int e = 0; e < EACH; e++)
-            if (place[e] >= 0)
-                m.scales[ring.stage * S::SCALES + place[e]] = c.x[e][i] * c.w[i];
+#pragma unroll
+            for (int s = 0; s < S::W_SCALES; s++)
+                if (place[e] >= 0)
+                    m.scales[ring.stage * S::SCALES + s * S::SCALE_WIDTH + place[e]] =
+                        c.x[e][i] * c.w[s][i];
         __syncwarp();
         if (threadIdx.x % 32 == 0)
             barrier_arrive(m.full + ring.stage * 8);

@@ -19,6 +19,7 @@ extern "C" {
 
 enum {
     GEMM_TILE_ROWS = 128,   /* rows of w in a tile */
+    GEMM_W_BOX = 64,        /* rows of w in a box, for tiles of other heights */
     GEMM_BLOCK_BYTES = 128, /* of K in a stage: 128 FP8 or 64 bf16 values */
     GEMM_MAX_GROUPS = 512,
     GEMM_MAX_BOXES = 16,
@@ -47,13 +48,14 @@ typedef struct yard_gemm_args {
     const int32_t *row_count; /* [n_groups]; [1] when offset is NULL; NULL: up to the next offset */
     const int32_t *x_index;
     const float *x_scale; /* [.., n_blocks]; FP8 only */
-    const float *w_scale; /* [n_groups, n_tiles, n_blocks] */
+    const float *w_scale; /* [n_groups, group_rows / 128, n_blocks] */
     void *y;
     uint32_t y_ld;
     bool y_f32;
     bool y_aligned;       /* bf16: rows of 16-byte pieces */
     uint32_t n_out;       /* rows of w that count */
     uint32_t n_tiles;     /* of w, in one group */
+    uint32_t group_rows;  /* of w, from one group to the next: a multiple of 128 */
     uint32_t n_blocks;    /* of K */
     uint32_t first_group; /* of w */
     bool w_once;          /* each row of w is read by one tile only: no need to keep it in L2 */
@@ -76,6 +78,7 @@ typedef struct yard_gemm_variant {
     uint32_t max_width; /* rows of x in a tile */
     uint32_t n_boxes;   /* box 0 included */
     uint32_t box_rows[GEMM_MAX_BOXES];
+    uint32_t w_rows; /* rows of w in a tile */
     bool splits;
     /* Once per device: raises the shared memory limit, says how many blocks run at once. */
     yard_status (*open)(uint32_t *n_thread_blocks, yard_error *err);
@@ -89,7 +92,8 @@ extern const yard_gemm_variant yard_gemm_group96;      /* groups of up to 96 row
 extern const yard_gemm_variant yard_gemm_group144;     /* groups of some more */
 extern const yard_gemm_variant yard_gemm_rows128;      /* many rows, 128 a tile */
 extern const yard_gemm_variant yard_gemm_rows192;      /* many rows, 192 a tile */
-extern const yard_gemm_variant yard_gemm_group96_bf16; /* the same for bf16 */
+extern const yard_gemm_variant yard_gemm_wide192;      /* many rows, 128 a tile, 192 columns */
+extern const yard_gemm_variant yard_gemm_group96_bf16; /* some of these for bf16 */
 extern const yard_gemm_variant yard_gemm_rows128_bf16;
 extern const yard_gemm_variant yard_gemm_heads_bf16; /* one matrix a head, the same rows for all */
 

@@ -29,38 +29,58 @@ __device__ __forceinline__ void promote_columns(float (&sum)[WIDTH / 2],
     }
 }
 
-/* Rows on M: the scales of the thread's two rows. */
-struct gemm_row_scales {
-    float upper, lower;
+/* Rows on M: the scales of the thread's two rows for each third of the warpgroup's columns, or for
+ * all of them where the tile has one scale. */
+template <class S> struct gemm_row_scales {
+    static constexpr int PARTS = S::W_SCALES > 1 ? 3 : 1;
+    float upper[PARTS], lower[PARTS];
 
-    template <class S>
-    static __device__ __forceinline__ gemm_row_scales read(const gemm_shared<S> &m, int stage,
-                                                           const gemm_thread &me)
+    __device__ __forceinline__ gemm_row_scales(const gemm_shared<S> &m, int stage,
+                                               const gemm_thread &me, const gemm_tile &t)
     {
-        const float *at =
-            m.scales + stage * S::SCALES + me.warpgroup * 64 + me.warp * 16 + me.lane / 4;
-        return { at[0], at[8] };
+        const float *at = m.scales + stage * S::SCALES + first_row_of<S>(t, me) + me.lane / 4;
+
+        if constexpr (PARTS == 1) {
+            upper[0] = at[0];
+            lower[0] = at[8];
+        } else {
+            /* Of three times 64 columns the first have the first scale, the last the second, and
+             * those between by turns: every other tile of 192 begins in the middle of a scale. */
+            const bool late = t.w_tile % 2, halved = is_halved<S>(t);
+            const bool left = halved && me.warpgroup == 0, right = halved && me.warpgroup == 1;
+            const bool second[3] = { right && late, halved ? right : late, !left || late };
+            const float u0 = at[0], l0 = at[8], u1 = at[S::SCALE_WIDTH],
+                        l1 = at[S::SCALE_WIDTH + 8];
+#pragma unroll
+            for (int i = 0; i < PARTS; i++) {
+                upper[i] = second[i] ? u1 : u0;
+                lower[i] = second[i] ? l1 : l0;
+            }
+        }
     }
 };
 
 /* sum += acc times the scales of its rows. */
-template <int N>
+template <class S, int N>
 __device__ __forceinline__ void promote_rows(float (&sum)[N], const float (&acc)[N],
-                                             const gemm_row_scales &s)
+                                             const gemm_row_scales<S> &s)
 {
 #pragma unroll
     for (int i = 0; i < N; i += 4) {
-        sum[i] = fmaf(acc[i], s.upper, sum[i]);
-        sum[i + 1] = fmaf(acc[i + 1], s.upper, sum[i + 1]);
-        sum[i + 2] = fmaf(acc[i + 2], s.lower, sum[i + 2]);
-        sum[i + 3] = fmaf(acc[i + 3], s.lower, sum[i + 3]);
+        const int part = gemm_row_scales<S>::PARTS == 1 ? 0 : i / (N / 3);
+
+        sum[i] = fmaf(acc[i], s.upper[part], sum[i]);
+        sum[i + 1] = fmaf(acc[i + 1], s.upper[part], sum[i + 1]);
+        sum[i + 2] = fmaf(acc[i + 2], s.lower[part], sum[i + 2]);
+        sum[i + 3] = fmaf(acc[i + 3], s.lower[part], sum[i + 3]);
     }
 }
 
 /* Starts the products of the next stage. keep: acc goes on from what it holds. */
 template <class S, int WIDTH>
 __device__ __forceinline__ void issue(float (&acc)[WIDTH / 2], const gemm_shared<S> &m,
-                                      const gemm_ring<S> &ring, const gemm_thread &me, bool keep)
+                                      const gemm_ring<S> &ring, const gemm_thread &me,
+                                      const gemm_tile &t, bool keep)
 {
     const uint32_t mine = me.warpgroup * 64 * GEMM_BLOCK_BYTES;
     uint64_t a, b;
@@ -70,8 +90,9 @@ __device__ __forceinline__ void issue(float (&acc)[WIDTH / 2], const gemm_shared
         a = wgmma_descriptor(m.w(ring.stage) + mine);
         b = wgmma_descriptor(m.x(ring.stage));
     } else {
-        a = wgmma_descriptor(m.x(ring.stage) + mine);
-        b = wgmma_descriptor(m.w(ring.stage));
+        const uint32_t half = me.warpgroup * (S::W_ROWS / 2) * GEMM_BLOCK_BYTES;
+        a = wgmma_descriptor(m.x(ring.stage) + (is_halved<S>(t) ? 0 : mine));
+        b = wgmma_descriptor(m.w(ring.stage) + (is_halved<S>(t) ? half : 0));
     }
     pin(acc);
     wgmma_fence();
@@ -101,7 +122,8 @@ __device__ __forceinline__ void release(const gemm_shared<S> &m, int stage, cons
 /* Waits for the products of a stage, all but PENDING younger sets of them, and adds them up. */
 template <class S, int WIDTH, int PENDING>
 __device__ __forceinline__ void finish(float (&sum)[WIDTH / 2], float (&acc)[WIDTH / 2],
-                                       const gemm_shared<S> &m, int stage, const gemm_thread &me)
+                                       const gemm_shared<S> &m, int stage, const gemm_thread &me,
+                                       const gemm_tile &t)
 {
     if constexpr (S::SWAPPED) {
         wgmma_wait<PENDING>();
@@ -109,22 +131,23 @@ __device__ __forceinline__ void finish(float (&sum)[WIDTH / 2], float (&acc)[WID
         promote_columns<WIDTH>(sum, acc, m.scales + stage * S::SCALES, me);
         release(m, stage, me);
     } else { /* two scales are soon read, and the stage is free before the sums are made */
-        const gemm_row_scales scales = gemm_row_scales::read(m, stage, me);
+        const gemm_row_scales<S> scales(m, stage, me, t);
         wgmma_wait<PENDING>();
         release(m, stage, me);
         pin(acc);
-        promote_rows(sum, acc, scales);
+        promote_rows<S>(sum, acc, scales);
     }
 }
 
 template <class S, int WIDTH>
 __device__ __forceinline__ void one_block(float (&sum)[WIDTH / 2], const gemm_shared<S> &m,
-                                          gemm_ring<S> &ring, const gemm_thread &me)
+                                          gemm_ring<S> &ring, const gemm_thread &me,
+                                          const gemm_tile &t)
 {
     float acc[WIDTH / 2];
 
-    issue<S, WIDTH>(acc, m, ring, me, false);
-    finish<S, WIDTH, 0>(sum, acc, m, ring.stage, me);
+    issue<S, WIDTH>(acc, m, ring, me, t, false);
+    finish<S, WIDTH, 0>(sum, acc, m, ring.stage, me, t);
     ring.advance();
 }
 
@@ -132,25 +155,26 @@ __device__ __forceinline__ void one_block(float (&sum)[WIDTH / 2], const gemm_sh
  * turn, and nothing in flight from one turn to the next: the compiler would serialise all of it. */
 template <class S, int WIDTH>
 __device__ __forceinline__ void four_blocks(float (&sum)[WIDTH / 2], const gemm_shared<S> &m,
-                                            gemm_ring<S> &ring, const gemm_thread &me)
+                                            gemm_ring<S> &ring, const gemm_thread &me,
+                                            const gemm_tile &t)
 {
     float even[WIDTH / 2], odd[WIDTH / 2];
     int stage;
 
-    issue<S, WIDTH>(even, m, ring, me, false);
+    issue<S, WIDTH>(even, m, ring, me, t, false);
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
         stage = ring.stage;
         ring.advance();
-        issue<S, WIDTH>(odd, m, ring, me, false);
-        finish<S, WIDTH, 1>(sum, even, m, stage, me);
+        issue<S, WIDTH>(odd, m, ring, me, t, false);
+        finish<S, WIDTH, 1>(sum, even, m, stage, me, t);
         stage = ring.stage;
         ring.advance();
         if (i + 2 < 4) {
-            issue<S, WIDTH>(even, m, ring, me, false);
-            finish<S, WIDTH, 1>(sum, odd, m, stage, me);
+            issue<S, WIDTH>(even, m, ring, me, t, false);
+            finish<S, WIDTH, 1>(sum, odd, m, stage, me, t);
         } else {
-            finish<S, WIDTH, 0>(sum, odd, m, stage, me);
+            finish<S, WIDTH, 0>(sum, odd, m, stage, me, t);
         }
     }
 }
@@ -170,7 +194,7 @@ __device__ __forceinline__ void multiply(float (&sum)[WIDTH / 2], const gemm_til
          * before those of the last one have ended */
         int last = 0;
         for (; k < t.k1; k++) {
-            issue<S, WIDTH>(sum, m, ring, me, true);
+            issue<S, WIDTH>(sum, m, ring, me, t, true);
             wgmma_wait<1>();
             if (k > t.k0)
                 release(m, last, me);
@@ -184,12 +208,12 @@ __device__ __forceinline__ void multiply(float (&sum)[WIDTH / 2], const gemm_til
         /* three sets of more than 48 registers do not fit in swapped form, with its scales */
         if constexpr (S::PAIRED && !(S::SWAPPED && WIDTH > 96)) {
             for (; (t.k1 - k) % 4; k++)
-                one_block<S, WIDTH>(sum, m, ring, me);
+                one_block<S, WIDTH>(sum, m, ring, me, t);
             for (; k < t.k1; k += 4)
-                four_blocks<S, WIDTH>(sum, m, ring, me);
+                four_blocks<S, WIDTH>(sum, m, ring, me, t);
         } else {
             for (; k < t.k1; k++)
-                one_block<S, WIDTH>(sum, m, ring, me);
+                one_block<S, WIDTH>(sum, m, ring, me, t);
         }
     }
 }
@@ -216,7 +240,7 @@ __device__ __forceinline__ void do_tile(const yard_gemm_args &a, const gemm_tile
     float sum[WIDTH / 2];
     bool done = true; /* this block has the whole sum */
 
-    if (!S::SWAPPED && me.warpgroup * 64 >= t.n_rows) {
+    if (!S::SWAPPED && !is_halved<S>(t) && me.warpgroup * 64 >= t.n_rows) {
         skip(t, m, ring, me);
         return;
     }
@@ -266,8 +290,10 @@ __device__ __forceinline__ void consume(const yard_gemm_args &a, const gemm_shar
     while (walk.next(a, m, t)) {
         if constexpr (S::SWAPPED)
             pick_width<S, S::MIN_WIDTH>(a, t, m, ring, me, buffer);
+        else if (is_halved<S>(t))
+            do_tile<S, S::W_ROWS / 2>(a, t, m, ring, me, buffer);
         else
-            do_tile<S, GEMM_TILE_ROWS>(a, t, m, ring, me, buffer);
+            do_tile<S, S::W_ROWS>(a, t, m, ring, me, buffer);
     }
 }
 

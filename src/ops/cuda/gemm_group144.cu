@@ -9,6 +9,7 @@ const yard_gemm_variant yard_gemm_group144 = {
     shape::WIDTH,
     10,
     { 1, 16, 32, 48, 64, 80, 96, 112, 128, 144 },
+    GEMM_TILE_ROWS,
     false,
     gemm_open<shape>,
     gemm_launch<shape>,

@@ -5,6 +5,13 @@
 typedef gemm_shape<true, true, 2, 96, 16, 7, 2, false, false> shape;
 
 const yard_gemm_variant yard_gemm_group96 = {
-    "group96", YARD_FP8_E4M3,    shape::WIDTH,       7, { 1, 8, 16, 24, 32, 40, 48 },
-    false,     gemm_open<shape>, gemm_launch<shape>,
+    "group96",
+    YARD_FP8_E4M3,
+    shape::WIDTH,
+    7,
+    { 1, 8, 16, 24, 32, 40, 48 },
+    GEMM_TILE_ROWS,
+    false,
+    gemm_open<shape>,
+    gemm_launch<shape>,
 };

@@ -5,6 +5,13 @@
 typedef gemm_shape<false, true, 2, 96, 16, 7, 1, false, false> shape;
 
 const yard_gemm_variant yard_gemm_group96_bf16 = {
-    "group96_bf16", YARD_BF16,        shape::WIDTH,       7, { 1, 16, 32, 48, 64, 80, 96 },
-    false,          gemm_open<shape>, gemm_launch<shape>,
+    "group96_bf16",
+    YARD_BF16,
+    shape::WIDTH,
+    7,
+    { 1, 16, 32, 48, 64, 80, 96 },
+    GEMM_TILE_ROWS,
+    false,
+    gemm_open<shape>,
+    gemm_launch<shape>,
 };

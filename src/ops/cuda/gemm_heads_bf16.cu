@@ -8,6 +8,13 @@ struct heads_bf16_shape : gemm_shape<false, true, 2, 128, 16, 6, 1, false, false
 typedef heads_bf16_shape shape;
 
 const yard_gemm_variant yard_gemm_heads_bf16 = {
-    "heads_bf16", YARD_BF16,        shape::WIDTH,       9, { 1, 16, 32, 48, 64, 80, 96, 112, 128 },
-    false,        gemm_open<shape>, gemm_launch<shape>,
+    "heads_bf16",
+    YARD_BF16,
+    shape::WIDTH,
+    9,
+    { 1, 16, 32, 48, 64, 80, 96, 112, 128 },
+    GEMM_TILE_ROWS,
+    false,
+    gemm_open<shape>,
+    gemm_launch<shape>,
 };

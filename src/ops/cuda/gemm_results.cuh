@@ -5,6 +5,13 @@
 
 #include "ops/cuda/gemm.cuh"
 
+/* Rows on M: in a tile of half the rows and of two scales both warpgroups have the same rows, and
+ * half of the columns each. */
+template <class S> __device__ __forceinline__ bool is_halved(const gemm_tile &t)
+{
+    return S::W_SCALES > 1 && t.width < S::WIDTH;
+}
+
 /* Which part of the block's work is this thread's. */
 struct gemm_thread {
     int warpgroup, warp, lane; /* warp: in its warpgroup */
@@ -141,15 +148,18 @@ __device__ __forceinline__ void store_eight(const yard_gemm_args &a, const gemm_
 }
 
 /* Where a warp's results begin, in rows of the tile and in columns of y. */
-template <class S> __device__ __forceinline__ int first_row_of(const gemm_thread &me)
+template <class S>
+__device__ __forceinline__ int first_row_of(const gemm_tile &t, const gemm_thread &me)
 {
-    return S::SWAPPED ? 0 : me.warpgroup * 64 + me.warp * 16;
+    return S::SWAPPED ? 0 : (is_halved<S>(t) ? 0 : me.warpgroup * 64) + me.warp * 16;
 }
 
 template <class S>
 __device__ __forceinline__ int first_column_of(const gemm_tile &t, const gemm_thread &me)
 {
-    return t.w_tile * GEMM_TILE_ROWS + (S::SWAPPED ? me.warpgroup * 64 + me.warp * 16 : 0);
+    return t.w_tile * S::W_ROWS + (S::SWAPPED        ? me.warpgroup * 64 + me.warp * 16
+                                   : is_halved<S>(t) ? me.warpgroup * (S::W_ROWS / 2)
+                                                     : 0);
 }
 
 /* Element by element: f32, or rows that are not whole 16-byte pieces. */
@@ -158,7 +168,7 @@ __device__ __forceinline__ void store_elements(const float (&sum)[WIDTH / 2],
                                                const yard_gemm_args &a, const gemm_tile &t,
                                                const gemm_thread &me)
 {
-    const int row = first_row_of<S>(me), col = first_column_of<S>(t, me);
+    const int row = first_row_of<S>(t, me), col = first_column_of<S>(t, me);
 
 #pragma unroll
     for (int i = 0; i < WIDTH / 2; i++) {
@@ -207,9 +217,10 @@ template <class S, int WIDTH>
 __device__ __forceinline__ void store_rows(const float (&sum)[WIDTH / 2], const yard_gemm_args &a,
                                            const gemm_tile &t, const gemm_thread &me, char *buffer)
 {
-    constexpr int COLUMNS = S::STORE_COLUMNS, PIECES = COLUMNS / 8; /* of 16 bytes in a row */
-    constexpr int SPREAD = 8 / PIECES; /* rows whose pieces lie in the same order */
-    const int row = first_row_of<S>(me), col = first_column_of<S>(t, me);
+    constexpr int COLUMNS = WIDTH % S::STORE_COLUMNS ? 32 : S::STORE_COLUMNS;
+    constexpr int PIECES = COLUMNS / 8; /* of 16 bytes in a row */
+    constexpr int SPREAD = 8 / PIECES;  /* rows whose pieces lie in the same order */
+    const int row = first_row_of<S>(t, me), col = first_column_of<S>(t, me);
 
 #pragma unroll
     for (int part = 0; part < WIDTH / COLUMNS; part++) {

@@ -4,6 +4,6 @@
 typedef gemm_shape<true, false, 2, 128, 0, 6, 1, false, true> shape;
 
 const yard_gemm_variant yard_gemm_rows128 = {
-    "rows128",      YARD_FP8_E4M3, shape::WIDTH,     3,
-    { 1, 128, 64 }, false,         gemm_open<shape>, gemm_launch<shape>,
+    "rows128", YARD_FP8_E4M3,    shape::WIDTH,       3, { 1, 128, 64 }, GEMM_TILE_ROWS,
+    false,     gemm_open<shape>, gemm_launch<shape>,
 };

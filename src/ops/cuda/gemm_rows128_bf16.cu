@@ -4,6 +4,6 @@
 typedef gemm_shape<false, false, 2, 128, 0, 6, 1, false, false> shape;
 
 const yard_gemm_variant yard_gemm_rows128_bf16 = {
-    "rows128_bf16", YARD_BF16, shape::WIDTH,     3,
-    { 1, 128, 64 }, false,     gemm_open<shape>, gemm_launch<shape>,
+    "rows128_bf16", YARD_BF16,        shape::WIDTH,       3, { 1, 128, 64 }, GEMM_TILE_ROWS,
+    false,          gemm_open<shape>, gemm_launch<shape>,
 };

@@ -5,6 +5,6 @@
 typedef gemm_shape<true, false, 3, 192, 0, 5, 1, false, false> shape;
 
 const yard_gemm_variant yard_gemm_rows192 = {
-    "rows192",      YARD_FP8_E4M3, shape::WIDTH,     3,
-    { 1, 192, 96 }, false,         gemm_open<shape>, gemm_launch<shape>,
+    "rows192", YARD_FP8_E4M3,    shape::WIDTH,       3, { 1, 192, 96 }, GEMM_TILE_ROWS,
+    false,     gemm_open<shape>, gemm_launch<shape>,
 };

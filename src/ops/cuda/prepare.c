@@ -331,6 +331,10 @@ yard_status yard_cuda_prepare(struct yard_prepared **out, yard_matrix *w, yard_s
         st = yard_cuda_encode_map(&p->map, p->all.data, (uint32_t)yard_dtype_bytes(p->all.dtype),
                                   p->all.rows, p->cols, p->all.ld * yard_dtype_bytes(p->all.dtype),
                                   GEMM_TILE_ROWS, err);
+    if (st == YARD_OK && p->tiled)
+        st = yard_cuda_encode_map(&p->half_map, p->all.data,
+                                  (uint32_t)yard_dtype_bytes(p->all.dtype), p->all.rows, p->cols,
+                                  p->all.ld * yard_dtype_bytes(p->all.dtype), GEMM_W_BOX, err);
     if (st == YARD_OK && a->absorb && a->n_matrices * a->n_parts == 1 &&
         can_absorb(a->parts, a->absorb))
         st = copy_absorb(p, a->parts, a->absorb, err);

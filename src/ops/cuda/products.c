@@ -80,7 +80,7 @@ static yard_status run_gemm(cuda_stream *s, const job *j, yard_error *err)
                                                 j->offset != NULL, j->expected_rows);
     const yard_gemm_variant *variant = choice.variant;
     const uint32_t block = GEMM_BLOCK_BYTES / (uint32_t)yard_dtype_bytes(w->all.dtype);
-    const uint32_t n_tiles = w->padded_rows / GEMM_TILE_ROWS;
+    const uint32_t n_tiles = yard_ceil_div(w->padded_rows, variant->w_rows);
     const uint32_t width = or_default(choice.tile_width, variant->max_width);
     const uint32_t row_tiles = yard_ceil_div(j->max_rows, width);
     const bool y_f32 = j->y.dtype == YARD_F32;
@@ -98,6 +98,7 @@ static yard_status run_gemm(cuda_stream *s, const job *j, yard_error *err)
         .y_aligned = !y_f32 && is_aligned(j->y.data, 16) && j->y.ld % 8 == 0 && w->rows % 8 == 0,
         .n_out = w->rows,
         .n_tiles = n_tiles,
+        .group_rows = w->padded_rows,
         .n_blocks = yard_ceil_div(w->cols, block),
         .first_group = j->first_group,
         .w_once = yard_ceil_div(j->expected_rows, j->n_groups) <= width,
@@ -110,7 +111,7 @@ static yard_status run_gemm(cuda_stream *s, const job *j, yard_error *err)
     yard_gemm_maps maps;
     yard_status st;
 
-    maps.w = w->map;
+    maps.w = variant->w_rows == GEMM_TILE_ROWS ? w->map : w->half_map;
     st = encode_x(&maps, &j->x, j->max_x_rows, w->cols, variant, err);
     if (st != YARD_OK)
         return st;

@@ -26,6 +26,12 @@
 #define YARD_NAMES_128 YARD_NAMES_120 ", " "%60, %61, %62, %63"
 #define YARD_NAMES_136 YARD_NAMES_128 ", " "%64, %65, %66, %67"
 #define YARD_NAMES_144 YARD_NAMES_136 ", " "%68, %69, %70, %71"
+#define YARD_NAMES_152 YARD_NAMES_144 ", " "%72, %73, %74, %75"
+#define YARD_NAMES_160 YARD_NAMES_152 ", " "%76, %77, %78, %79"
+#define YARD_NAMES_168 YARD_NAMES_160 ", " "%80, %81, %82, %83"
+#define YARD_NAMES_176 YARD_NAMES_168 ", " "%84, %85, %86, %87"
+#define YARD_NAMES_184 YARD_NAMES_176 ", " "%88, %89, %90, %91"
+#define YARD_NAMES_192 YARD_NAMES_184 ", " "%92, %93, %94, %95"
 #define YARD_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define YARD_REGS_8 YARD_FOUR(0)
 #define YARD_REGS_16 YARD_REGS_8, YARD_FOUR(4)
@@ -45,6 +51,12 @@
 #define YARD_REGS_128 YARD_REGS_120, YARD_FOUR(60)
 #define YARD_REGS_136 YARD_REGS_128, YARD_FOUR(64)
 #define YARD_REGS_144 YARD_REGS_136, YARD_FOUR(68)
+#define YARD_REGS_152 YARD_REGS_144, YARD_FOUR(72)
+#define YARD_REGS_160 YARD_REGS_152, YARD_FOUR(76)
+#define YARD_REGS_168 YARD_REGS_160, YARD_FOUR(80)
+#define YARD_REGS_176 YARD_REGS_168, YARD_FOUR(84)
+#define YARD_REGS_184 YARD_REGS_176, YARD_FOUR(88)
+#define YARD_REGS_192 YARD_REGS_184, YARD_FOUR(92)
 
 template <bool FP8, int N> struct wgmma;
 
@@ -82,6 +94,7 @@ YARD_WGMMA_BOTH(120, "%60", "%61", "%62")
 YARD_WGMMA_BOTH(128, "%64", "%65", "%66")
 YARD_WGMMA_BOTH(136, "%68", "%69", "%70")
 YARD_WGMMA_BOTH(144, "%72", "%73", "%74")
+YARD_WGMMA_BOTH(192, "%96", "%97", "%98")
 /* clang-format on */
 
 #endif

@@ -31,6 +31,7 @@ static const grouped_shape large_bf16_groups[] = {
 static const grouped_shape small_groups[] = {
     { "v2-lite gate_up", 8, 2816, 2048, YARD_FP8_E4M3, YARD_FP8_E4M3 },
     { "v2-lite down", 8, 2048, 1408, YARD_FP8_E4M3, YARD_FP8_E4M3 },
+    { "more tiles than blocks", 6, 7168, 128, YARD_FP8_E4M3, YARD_FP8_E4M3 },
     { "demo gate_up", 24, 256, 256, YARD_FP8_E4M3, YARD_FP8_E4M3 },
     { "demo down", 24, 256, 128, YARD_FP8_E4M3, YARD_FP8_E4M3 },
     { "exact", 5, 96, 200, YARD_F32, YARD_FP8_E4M3 },
@@ -183,7 +184,8 @@ static void grouped_shapes(gpu_test *t, const char *variant, const grouped_shape
 
 void gpu_test_grouped(gpu_test *t)
 {
-    static const char *const variants[] = { NULL, "rows128", "rows192", "group96", "group144" };
+    static const char *const variants[] = { NULL,      "rows128", "rows192",
+                                            "wide192", "group96", "group144" };
     static const char *const bf16_variants[] = { NULL, "rows128_bf16", "group96_bf16" };
 
     for (uint32_t i = 0; i < COUNT(variants); i++) {
