@@ -1,135 +1,4 @@
-#include "ops/cuda/heads.cuh"
-
-#include "ops/cuda/wgmma.cuh"
-
-/* The products of one block of K, 64 columns by WIDTH rows. */
-template <class S, int WIDTH>
-static __device__ __forceinline__ void multiply_block(const heads_shared<S> &m,
-                                                      float (&acc)[WIDTH / 2], int stage,
-                                                      uint32_t columns, uint32_t block)
-{
-    const uint64_t w = wgmma_descriptor(m.w + (columns / 2 * m.n_blocks_k + block) * W_BLOCK_BYTES +
-                                        columns % 2 * COLUMNS * BLOCK_K);
-    const uint64_t x =
-        wgmma_descriptor(m.x + stage * m.size.x_bytes + block * m.size.X_BLOCK_BYTES);
-
-    pin(acc);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < BLOCK_K / 32; i++)
-        wgmma<true, WIDTH>::issue(acc, w + 2 * i, x + 2 * i, i > 0);
-    wgmma_commit();
-    wgmma_wait<0>();
-    pin(acc);
-}
-
-/* sum += acc times its scales; ONE: from zero. */
-template <class S, int WIDTH>
-static __device__ __forceinline__ void promote(const heads_shared<S> &m, float (&sum)[WIDTH / 2],
-                                               const float (&acc)[WIDTH / 2], int stage,
-                                               uint32_t columns, uint32_t block)
-{
-    const float ws = m.w_scale[columns * m.n_blocks_k + block];
-    const float *xs = m.x_scale + (stage * m.n_blocks_k + block) * ROWS + threadIdx.x % 4 * 2;
-
-#pragma unroll
-    for (int j = 0; j < WIDTH / 8; j++) {
-        const float2 s = *(const float2 *)(xs + 8 * j);
-        const float s0 = s.x * ws, s1 = s.y * ws;
-        const bool first = S::ONE;
-        sum[4 * j] = fmaf(acc[4 * j], s0, first ? 0.0f : sum[4 * j]);
-        sum[4 * j + 1] = fmaf(acc[4 * j + 1], s1, first ? 0.0f : sum[4 * j + 1]);
-        sum[4 * j + 2] = fmaf(acc[4 * j + 2], s0, first ? 0.0f : sum[4 * j + 2]);
-        sum[4 * j + 3] = fmaf(acc[4 * j + 3], s1, first ? 0.0f : sum[4 * j + 3]);
-    }
-}
-
-/* 64 columns by WIDTH rows. */
-template <class S, int WIDTH>
-static __device__ __forceinline__ void multiply(const heads_shared<S> &m, float (&sum)[WIDTH / 2],
-                                                int stage, uint32_t columns)
-{
-    if constexpr (S::ONE) { /* no registers but those of the sums */
-        multiply_block<S, WIDTH>(m, sum, stage, columns, 0);
-        promote<S, WIDTH>(m, sum, sum, stage, columns, 0);
-    } else {
-        float acc[WIDTH / 2];
-#pragma unroll
-        for (int i = 0; i < WIDTH / 2; i++)
-            sum[i] = 0.0f;
-#pragma unroll 1
-        for (uint32_t block = 0; block < m.n_blocks_k; block++) {
-            multiply_block<S, WIDTH>(m, acc, stage, columns, block);
-            promote<S, WIDTH>(m, sum, acc, stage, columns, block);
-        }
-    }
-}
-
-static __device__ __forceinline__ bool wanted(const yard_heads_args &a, int first, int n_rows,
-                                              int row)
-{
-    return row < n_rows && (!a.row_mask || a.row_mask[first + row]);
-}
-
-/* Element by element: f32, or rows that are not whole 16-byte pieces. */
-template <int WIDTH>
-static __device__ __forceinline__ void store_elements(const yard_heads_args &a,
-                                                      const float (&sum)[WIDTH / 2], uint32_t head,
-                                                      uint32_t col, int first, int n_rows)
-{
-    const uint32_t warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-
-#pragma unroll
-    for (int i = 0; i < WIDTH / 2; i++) {
-        const int row = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        const uint32_t c = col + warp * 16 + lane / 4 + i % 4 / 2 * 8;
-        const size_t at = (size_t)(first + row) * a.y.ld + (size_t)head * a.y_step + c;
-        if (c >= a.n_out || !wanted(a, first, n_rows, row))
-            continue;
-        if (a.y.dtype == YARD_F32)
-            ((float *)a.y.data)[at] = sum[i];
-        else
-            ((uint16_t *)a.y.data)[at] = (uint16_t)(pack_bf16(sum[i], 0.0f) & 0xffffu);
-    }
-    __syncwarp();
-}
-
-/* A warpgroup's 64 columns through one of its two buffers, transposed to rows of y: whole lines of
- * 128 bytes. Buffers take turns, so that none is written again before the barrier of the other turn
- * says that everybody has read it. */
-template <class S, int WIDTH>
-static __device__ __forceinline__ void store(const yard_heads_args &a, const heads_shared<S> &m,
-                                             const float (&sum)[WIDTH / 2], uint32_t head,
-                                             uint32_t col, int first, int n_rows, uint32_t turn)
-{
-    const uint32_t warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32;
-    const uint32_t lane = threadIdx.x % 32;
-    const uint32_t buffer = (2 * warpgroup + turn % 2) * m.size.STORE_BYTES;
-    const size_t base = (size_t)head * a.y_step;
-
-#pragma unroll
-    for (int j = 0; j < WIDTH / 8; j += 2) {
-        const uint32_t to = lane % 8 + lane / 16 * 8, piece = warp * 2 + lane / 8 % 2;
-        constexpr int LAST = WIDTH / 8 - 1;
-        const int more = j < LAST ? 4 : 0; /* a width of 8 has one square only: twice the same */
-
-        store_matrix_transposed(
-            m.stores + buffer + (j * 8 + to) * STORE_ROW_BYTES + (piece ^ to % 8) * 16,
-            pack_bf16(sum[4 * j], sum[4 * j + 1]), pack_bf16(sum[4 * j + 2], sum[4 * j + 3]),
-            pack_bf16(sum[4 * j + more], sum[4 * j + more + 1]),
-            pack_bf16(sum[4 * j + more + 2], sum[4 * j + more + 3]));
-    }
-    named_sync(1 + warpgroup, 128); /* the warpgroup's columns are all there */
-#pragma unroll
-    for (int i = 0; i < (WIDTH + 15) / 16; i++) {
-        const int row = i * 16 + warp * 4 + lane / 8;
-        const uint32_t piece = lane % 8, c = col + piece * 8;
-        if (c < a.n_out && wanted(a, first, n_rows, row))
-            *(uint4 *)((uint16_t *)a.y.data + (size_t)(first + row) * a.y.ld + base + c) =
-                *(const uint4 *)(m.store_data + buffer + row * STORE_ROW_BYTES +
-                                 (piece ^ row % 8) * 16);
-    }
-}
+#include "ops/cuda/heads_multiply.cuh"
 
 template <class S, int WIDTH>
 static __device__ __forceinline__ void
@@ -137,12 +6,13 @@ compute(const yard_heads_args &a, const heads_shared<S> &m, int stage, uint32_t 
         uint32_t warpgroup, int first, int n_rows, uint32_t &turn)
 {
     const uint32_t n_columns = a.block_tiles * (HEADS_TILE_OUT / COLUMNS);
+    const heads_out out(a, head, first, n_rows);
     uint32_t columns = warpgroup; /* by which it begins, in 64s */
     float sum[WIDTH / 2];
 
     do {
         if (columns < n_columns)
-            multiply<S, WIDTH>(m, sum, stage, columns);
+            multiply<S::ONE, WIDTH>(m, sum, stage, 0, columns);
         if (columns + S::WARPGROUPS >= n_columns) { /* the rows are read: others may come */
             __syncwarp();
             if (threadIdx.x % 32 == 0)
@@ -150,7 +20,8 @@ compute(const yard_heads_args &a, const heads_shared<S> &m, int stage, uint32_t 
         }
         if (columns < n_columns) {
             if (a.y_aligned)
-                store<S, WIDTH>(a, m, sum, head, out0 + columns * COLUMNS, first, n_rows, turn++);
+                store<WIDTH>(a, m, sum, out, out0 + columns * COLUMNS,
+                             m.store_buffer(warpgroup, turn++));
             else
                 store_elements<WIDTH>(a, sum, head, out0 + columns * COLUMNS, first, n_rows);
         }
@@ -196,23 +67,9 @@ static __device__ __forceinline__ void begin(const yard_tensor_map &w, const yar
     }
     barrier_init_fence();
     barrier_expect(m.w_full, m.size.w_bytes);
-    for (uint32_t i = 0; i < a.block_tiles * m.n_blocks_k; i++)
-        tma_load(m.w + i * W_BLOCK_BYTES, &w, i % m.n_blocks_k * BLOCK_K,
-                 first_w_row + i / m.n_blocks_k * HEADS_TILE_OUT, m.w_full);
-}
-
-/* The scale of 64 columns of w by a block of K, one a thread. Columns beyond the last one take any:
- * nothing of them is stored. */
-template <class S>
-static __device__ __forceinline__ void
-load_w_scale(const yard_heads_args &a, const heads_shared<S> &m, uint32_t head, uint32_t out0)
-{
-    const uint32_t i = threadIdx.x, col = out0 + i / m.n_blocks_k * COLUMNS;
-    const uint32_t row = head * a.w_step + a.w_first + (col < a.n_out ? col : 0);
-
-    if (i < a.block_tiles * (HEADS_TILE_OUT / COLUMNS) * m.n_blocks_k)
-        m.w_scale[i] =
-            __ldg(a.w_scale + (size_t)(row / YARD_GROUP) * a.w_scale_ld + i % m.n_blocks_k);
+    for (uint32_t i = 0; i < a.block_tiles * 2 * m.n_blocks_k; i++)
+        tma_load(m.w_at(i / m.n_blocks_k, i % m.n_blocks_k), &w, i % m.n_blocks_k * BLOCK_K,
+                 first_w_row + i / m.n_blocks_k * COLUMNS, m.w_full);
 }
 
 /* Grid: (head, columns of a block) by tiles of rows. */
@@ -231,7 +88,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
 
     if (threadIdx.x == S::THREADS - 1)
         begin(w, a, m, head * a.w_step + a.w_first + out0);
-    load_w_scale(a, m, head, out0);
+    load_w_scale(a, m, a.block_tiles * (HEADS_TILE_OUT / COLUMNS), head, out0);
     allow_next_kernel();
     wait_previous_kernel();
     __syncthreads(); /* barriers and scales are there before anybody wants them */
@@ -263,7 +120,7 @@ yard_status yard_cuda_heads_open(yard_error *err)
         code = open_shape<any_shape>();
     if (code != cudaSuccess)
         return yard_fail(err, YARD_EDEVICE, "heads: %s", cudaGetErrorString(code));
-    return YARD_OK;
+    return yard_cuda_heads_few_open(err);
 }
 
 /* As many columns in a block as shared memory takes, unless that leaves processors idle. */
@@ -312,6 +169,8 @@ yard_status yard_cuda_heads_launch(const yard_tensor_map *w, const yard_heads_ar
 
     if (a->max_rows == 0)
         return YARD_OK;
+    if (yard_cuda_heads_few_take(a))
+        return yard_cuda_heads_few_launch(w, a, stream, err);
     if (!a->x_aligned)
         code = launch_shape<any_shape>(w, a, stream);
     else if (a->n_in > BLOCK_K)

@@ -19,6 +19,7 @@ enum {
     LOAD_WARPS =
         4, /* that have rows brought: a warp asks for one row after another, 50 cycles each */
     BLOCK_K = YARD_GROUP,
+    X_BLOCK_BYTES = ROWS * BLOCK_K,
     MAX_W_BLOCKS = HEADS_MAX_K / BLOCK_K, /* of 128 by 128 in a block's weights */
     W_BLOCK_BYTES = HEADS_TILE_OUT * BLOCK_K,
     COLUMNS = 64, /* of a warpgroup at a time */
@@ -49,7 +50,6 @@ typedef heads_shape<8, 2, false, false> any_shape;
 template <class S> struct heads_layout {
     uint32_t w_bytes, x_bytes, pitch, rows_bytes, scale_bytes;
 
-    static constexpr uint32_t X_BLOCK_BYTES = ROWS * BLOCK_K;
     static constexpr uint32_t STORE_BYTES = ROWS * STORE_ROW_BYTES; /* two of a warpgroup */
     static constexpr uint32_t STORES_BYTES = 2 * S::WARPGROUPS * STORE_BYTES;
     static constexpr uint32_t FIXED_BYTES =
@@ -107,6 +107,18 @@ template <class S> struct heads_shared {
         rows_full = empty + STAGES * 8;
         rows_empty = rows_full + ROW_STAGES * 8;
     }
+    /* 64 columns of w, a block of K: half of a tile of 128 */
+    __device__ __forceinline__ uint32_t w_at(uint32_t columns, uint32_t block) const
+    {
+        return w + (columns / 2 * n_blocks_k + block) * W_BLOCK_BYTES +
+               columns % 2 * COLUMNS * BLOCK_K;
+    }
+    /* Buffers take turns, so that none is written again before the barrier of the other turn says
+     * that everybody has read it. */
+    __device__ __forceinline__ uint32_t store_buffer(uint32_t warpgroup, uint32_t turn) const
+    {
+        return (2 * warpgroup + turn % 2) * size.STORE_BYTES;
+    }
 };
 
 /* The tiles of rows of a block, one after another. */
@@ -128,7 +140,19 @@ struct heads_rows {
     }
 };
 
-/* rounding */
+/* The scale of 64 columns of w by a block of K, one a thread. Columns beyond the last one take any:
+ * nothing of them is stored. */
+template <class M>
+static __device__ __forceinline__ void
+load_w_scale(const yard_heads_args &a, const M &m, uint32_t n_columns, uint32_t head, uint32_t out0)
+{
+    const uint32_t i = threadIdx.x, col = out0 + i / m.n_blocks_k * COLUMNS;
+    const uint32_t row = head * a.w_step + a.w_first + (col < a.n_out ? col : 0);
+
+    if (i < n_columns * m.n_blocks_k)
+        m.w_scale[i] =
+            __ldg(a.w_scale + (size_t)(row / YARD_GROUP) * a.w_scale_ld + i % m.n_blocks_k);
+}
 
 /* Eight values of a row, bf16 in pairs, one by one; zeros beyond n_in. */
 static __device__ __forceinline__ uint4 load_eight(const yard_heads_args &a, size_t at, uint32_t k)
@@ -188,8 +212,8 @@ static __device__ __forceinline__ void put_pieces(char *row, uint32_t row_idx,
 
 /* Rounds a batch, eight rows of block k of K, as yard_ops.quantise does, byte for byte. The whole
  * warp; at_row is the lane's. */
-template <class S>
-static __device__ __forceinline__ void round_batch(const heads_shared<S> &m, int stage, uint32_t k,
+template <class M>
+static __device__ __forceinline__ void round_batch(const M &m, int stage, uint32_t k,
                                                    uint32_t at_row, const uint4 (&raw)[PIECES],
                                                    bool ue8m0)
 {
@@ -204,7 +228,7 @@ static __device__ __forceinline__ void round_batch(const heads_shared<S> &m, int
         pair = max_pairs(pair, __shfl_xor_sync(0xffffffffu, pair, distance));
     const float scale = group_scale(__uint_as_float(max(pair << 16, pair & 0xffff0000u)), ue8m0);
     const float inverse = __frcp_rn(scale);
-    char *row = m.x_data + stage * m.size.x_bytes + k * m.size.X_BLOCK_BYTES + at_row * BLOCK_K;
+    char *row = m.x_data + stage * m.size.x_bytes + k * X_BLOCK_BYTES + at_row * BLOCK_K;
     if (__any_sync(0xffffffffu, isinf(inverse))) /* a scale below 2^-128 */
         put_pieces<true>(row, at_row, raw, inverse);
     else

@@ -15,7 +15,7 @@ extern "C" {
 
 enum { HEADS_MAX_K = 512, HEADS_TILE_OUT = 128 };
 
-/* Head h reads rows [h * w_step + w_first, + n_out) of w, K contiguous, 128 rows to a box of the
+/* Head h reads rows [h * w_step + w_first, + n_out) of w, K contiguous, 64 rows to a box of the
  * map; w_first and w_step are multiples of 64, so that a warpgroup's 64 rows have one scale a block
  * of K. x is rounded to FP8 here, groups of 128 from each head's first element. */
 typedef struct yard_heads_args {
@@ -38,6 +38,12 @@ typedef struct yard_heads_args {
 yard_status yard_cuda_heads_open(yard_error *err);
 yard_status yard_cuda_heads_launch(const yard_tensor_map *w, const yard_heads_args *a, void *stream,
                                    yard_error *err);
+
+/* heads_few.cu: the same for few rows and one block of K, if it takes them. */
+bool yard_cuda_heads_few_take(const yard_heads_args *a);
+yard_status yard_cuda_heads_few_open(yard_error *err);
+yard_status yard_cuda_heads_few_launch(const yard_tensor_map *w, const yard_heads_args *a,
+                                       void *stream, yard_error *err);
 
 #ifdef __cplusplus
 }

@@ -249,7 +249,7 @@ static yard_status copy_absorb_values(struct yard_prepared *p, const yard_matrix
     free(host);
     if (st == YARD_OK)
         st = yard_cuda_encode_map(&p->absorb_map, device, bytes, p->absorb.rows, p->absorb.ld,
-                                  row_bytes, GEMM_TILE_ROWS, err);
+                                  row_bytes, bytes == 1 ? GEMM_W_BOX : GEMM_TILE_ROWS, err);
     return st;
 }
 

@@ -248,7 +248,8 @@ static yard_status run_heads_fp8(cuda_stream *s, const yard_head_linear_args *a,
         .w_scale_ld = m->scale_ld,
     };
 
-    return yard_cuda_heads_launch(a->transposed ? &w->absorb_map : &w->map, &args, s->stream, err);
+    return yard_cuda_heads_launch(a->transposed ? &w->absorb_map : &w->half_map, &args, s->stream,
+                                  err);
 }
 
 /* bf16 by bf16. */
