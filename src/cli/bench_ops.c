@@ -2,6 +2,7 @@
  * hardware could do at best. */
 #include "cli/bench_ops_run.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -24,6 +25,7 @@ enum {
 };
 
 static const yard_bench_ops_device *const devices[] = { &yard_bench_ops_cpu, &yard_bench_ops_cuda };
+enum { DEFAULT_EXPERTS = 32 };
 enum { N_DEVICES = sizeof(devices) / sizeof(devices[0]) };
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -244,6 +246,18 @@ static yard_status find_device(ops_bench *b, yard_error *err)
     return YARD_OK;
 }
 
+static yard_status choose_experts(ops_bench *b, yard_error *err)
+{
+    const uint32_t all = b->model.n_experts;
+
+    if (b->args.n_experts > all)
+        return yard_fail(err, YARD_EINVAL, "--experts: want at most the %u of %s, got %" PRIu64,
+                         all, b->args.model, b->args.n_experts);
+    if (b->args.n_experts == 0)
+        b->args.n_experts = all < DEFAULT_EXPERTS ? all : DEFAULT_EXPERTS;
+    return YARD_OK;
+}
+
 /* An architecture by its name, or else a directory. */
 static yard_status find_model(ops_bench *b, yard_error *err)
 {
@@ -258,7 +272,7 @@ static yard_status find_model(ops_bench *b, yard_error *err)
     if (!st && b->args.kv_dtype == YARD_KV_FP8 && b->model.attention != YARD_ATTENTION_MLA)
         return yard_fail(err, YARD_ENOTSUP,
                          "--kv-dtype fp8: want a model that caches latents, got %s", b->args.model);
-    return st;
+    return st ? st : choose_experts(b, err);
 }
 
 /* One of the device's tables. */
@@ -335,7 +349,6 @@ int yard_bench_ops(int argc, char **argv)
                               .model = "deepseek-v3",
                               .tokens = { 3, { 1, 16, 512 } },
                               .context = 1024,
-                              .n_experts = 32,
                               .n_repeats = 30 } };
     yard_error err = { 0 };
     yard_status st;

@@ -229,9 +229,7 @@ yard_status yard_bench_ops_time_case(ops_bench *b, const yard_bench_ops_case *c,
                         .kv_dtype = b->args.kv_dtype,
                         .n_tokens = n_tokens,
                         .context = (uint32_t)b->args.context,
-                        .n_experts = b->model.n_experts < b->args.n_experts
-                                         ? b->model.n_experts
-                                         : (uint32_t)b->args.n_experts },
+                        .n_experts = (uint32_t)b->args.n_experts },
               .ops = b->ops,
               .stream = b->stream };
     yard_status st = place_host(&r, err);

@@ -10,7 +10,8 @@ typedef struct ops_args {
     const char *device, *model, *ops, *variant, *table;
     const char *blas;
     yard_bench_list tokens;
-    uint64_t context, n_experts, n_threads, n_repeats;
+    uint64_t context, n_threads, n_repeats;
+    uint64_t n_experts; /* 0 until the model is known: its default */
     bool json;
     yard_kv_dtype kv_dtype;
     yard_pin pin;

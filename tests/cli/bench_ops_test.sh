@@ -31,6 +31,8 @@ says "got 'abacus'"
 expect 2 --kv-dtype fp4
 expect 1 --model mixtral-8x7b --kv-dtype fp8
 says 'want a model that caches latents, got mixtral-8x7b'
+expect 1 --model deepseek-v2-lite --experts 99
+says 'want at most the 64 of deepseek-v2-lite, got 99'
 expect 1 --ops no_such_op
 says 'no_such_op'
 expect 1 --ops q_b --tokens 1 --model models/demo/ --blas "$dir/no-library.so"

@@ -194,29 +194,34 @@ INLINE void scaled_tile(const float *x, const uint16_t *w, uint32_t n_k, const f
         scaled_rest(x, w, n_k, factor, mx, nw, before, sums);
 }
 
-/* y[m, n] = both halves of its sum, added pairwise: see LANES. Four rows of x at once. */
+/* Lanes l with l + 8, then l + 4. */
+INLINE __m128 add_to_four(const float *first_half, const float *second_half)
+{
+    const __m128 low = _mm_add_ps(_mm_load_ps(first_half), _mm_load_ps(first_half + 4));
+    const __m128 high = _mm_add_ps(_mm_load_ps(second_half), _mm_load_ps(second_half + 4));
+
+    return _mm_add_ps(low, high);
+}
+
+/* y[m, n] = its sum, added pairwise: see LANES. Four rows of x at once. */
 INLINE void finish_tile(const float *sums, int mx, int nw, float *y, size_t y_ld)
 {
     const int half = HALF * mx * nw;
 
     for (int n = 0; n < nw; n++) {
-        __m256 v[STRIP_ROWS] = { 0 }, low, high, t;
-        _Alignas(32) float added[HALF];
+        __m128 v[STRIP_ROWS] = { 0 }, low, high;
+        _Alignas(16) uint32_t added[STRIP_ROWS]; /* as integers: such stores cost nothing */
 
         for (int m = 0; m < mx; m++) {
-            const __m256 first = _mm256_load_ps(sums + (m * nw + n) * HALF);
-            const __m256 second = _mm256_load_ps(sums + (m * nw + n) * HALF + half);
-            v[m] = _mm256_add_ps(_mm256_permute2f128_ps(first, second, 0x20),
-                                 _mm256_permute2f128_ps(first, second, 0x31));
+            const float *at = sums + (m * nw + n) * HALF;
+            v[m] = add_to_four(at, at + half);
         }
-        low = _mm256_add_ps(_mm256_permute2f128_ps(v[0], v[1], 0x20),
-                            _mm256_permute2f128_ps(v[0], v[1], 0x31));
-        high = _mm256_add_ps(_mm256_permute2f128_ps(v[2], v[3], 0x20),
-                             _mm256_permute2f128_ps(v[2], v[3], 0x31));
-        t = _mm256_add_ps(_mm256_shuffle_ps(low, high, 0x44), _mm256_shuffle_ps(low, high, 0xee));
-        _mm256_store_ps(added, _mm256_add_ps(t, _mm256_movehdup_ps(t)));
+        low = _mm_add_ps(_mm_movelh_ps(v[0], v[1]), _mm_movehl_ps(v[1], v[0]));
+        high = _mm_add_ps(_mm_movelh_ps(v[2], v[3]), _mm_movehl_ps(v[3], v[2]));
+        _mm_store_ps((float *)(void *)added,
+                     _mm_add_ps(_mm_shuffle_ps(low, high, 0x88), _mm_shuffle_ps(low, high, 0xdd)));
         for (int m = 0; m < mx; m++)
-            y[(size_t)m * y_ld + (size_t)n] = added[m % 2 * 4 + m / 2 * 2];
+            memcpy(y + (size_t)m * y_ld + (size_t)n, &added[m], sizeof(added[m]));
     }
 }
 
