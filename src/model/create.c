@@ -267,6 +267,17 @@ yard_status yard_model_budget_of(const yard_model_config *config, const yard_mod
     return YARD_OK;
 }
 
+/* What prepare keeps beside the weights: kv_b's key half, transposed. */
+static uint64_t transposed_bytes(const yard_model *m)
+{
+    const yard_model_config *c = &m->config;
+
+    if (m->ops->in_host_memory || c->attention == YARD_ATTENTION_GQA)
+        return 0;
+    return (uint64_t)cached_layers(m) * m->share.heads.n * c->nope_dims * c->kv_rank *
+           (c->fp8 ? 1 : c->plain_bytes);
+}
+
 /* A device takes all of it at once; a host as it is used. The stream has its workspace already. */
 static yard_status check_memory(const yard_model *m, yard_error *err)
 {
@@ -279,6 +290,7 @@ static yard_status check_memory(const yard_model *m, yard_error *err)
         st = m->ops->available(&available, m->stream, err);
     if (st != YARD_OK)
         return st;
+    b.weight_bytes += transposed_bytes(m);
     want = b.weight_bytes + b.cache_bytes + b.scratch_bytes - m->ops->workspace_bytes(&ops);
     if (want <= available)
         return YARD_OK;
