@@ -126,7 +126,8 @@ typedef struct cpu_kernels {
     const yard_convert *convert;
     /* decode, in pairs, padded with zeros to CHUNK */
     void (*decode_pairs)(yard_dtype dtype, const void *src, uint32_t n, float *dst);
-    void (*dot)(const dot_args *a); /* n_x <= MAX_TILE_ROWS with factors, any number without */
+    /* n_x <= MAX_TILE_ROWS with factors, any number without; no factors where there are strips */
+    void (*dot)(const dot_args *a);
     void (*raw_dot)(const raw_dot_args *a);
     /* Products of FP8 with FP8, by a way of their own; NULL: as f32. codes_to_bf16 makes the rows
      * of x for it. */

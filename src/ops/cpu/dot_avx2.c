@@ -1,4 +1,7 @@
-/* AVX2 + FMA dot products of many rows. */
+/* AVX2 + FMA dot products of many rows: attention's scores, and weights that strips_avx2.c does not
+ * take. */
+#include <assert.h>
+
 #include "ops/cpu/cpu.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -14,15 +17,14 @@ enum {
  * while columns are counted. */
 typedef struct tile {
     const float *x[TILE_X], *w[TILE_W];
+    const float *before[TILE_X]; /* what the sums go on from */
     float *sum[TILE_X];
 } tile;
 
-#define SAME_ADDRESS(p) __asm__("" : "+r"(p))
+static const float zeros[TILE_W * LANES];
 
-/* lanes[m][n] += x[m] . w[n] at 8 columns; or =, when they are the first of a sum. mx, nw and first
- * are compile-time constants. */
-INLINE void dot_step(const tile *t, size_t k, int mx, int nw, bool first,
-                     __m256 lanes[TILE_X][TILE_W])
+/* lanes[m][n] += x[m] . w[n] at 8 columns; mx and nw are compile-time constants. */
+INLINE void dot_step(const tile *t, size_t k, int mx, int nw, __m256 lanes[TILE_X][TILE_W])
 {
     __m256 xv[TILE_X];
 
@@ -35,66 +37,22 @@ INLINE void dot_step(const tile *t, size_t k, int mx, int nw, bool first,
 
         IN_REGISTER(wv);
         for (int m = 0; m < mx; m++)
-            lanes[m][n] =
-                first ? _mm256_mul_ps(xv[m], wv) : _mm256_fmadd_ps(xv[m], wv, lanes[m][n]);
+            lanes[m][n] = _mm256_fmadd_ps(xv[m], wv, lanes[m][n]);
     }
 }
 
-INLINE void plain_half(const tile *t, int h, uint32_t n_k, int mx, int nw)
+INLINE void half_tile(const tile *t, int h, uint32_t n_k, int mx, int nw)
 {
     __m256 lanes[TILE_X][TILE_W];
 
     for (int m = 0; m < mx; m++)
         for (int n = 0; n < nw; n++)
-            lanes[m][n] = _mm256_loadu_ps(t->sum[m] + n * LANES + h);
+            lanes[m][n] = _mm256_loadu_ps(t->before[m] + n * LANES + h);
     for (size_t k = (size_t)h; k < n_k; k += LANES)
-        dot_step(t, k, mx, nw, false, lanes);
+        dot_step(t, k, mx, nw, lanes);
     for (int m = 0; m < mx; m++)
         for (int n = 0; n < nw; n++)
             _mm256_storeu_ps(t->sum[m] + n * LANES + h, lanes[m][n]);
-}
-
-/* Half of the lanes of the n_k columns from k on of one group. A sum that starts as its first
- * product has the bits of one that starts as 0, unless it is -0, and adding either to the sum of
- * other groups gives the same: only where all of these underflowed, a 0 may have the other sign. */
-INLINE void scaled_half(const tile *t, size_t k, uint32_t n_k, int mx, int nw, const float *factor,
-                        int h)
-{
-    __m256 lanes[TILE_X][TILE_W];
-
-    dot_step(t, k + (size_t)h, mx, nw, true, lanes);
-#pragma GCC unroll 8
-    for (size_t i = LANES; i < n_k; i += LANES)
-        dot_step(t, k + i + (size_t)h, mx, nw, false, lanes);
-    for (int m = 0; m < mx; m++) {
-        const __m256 f = _mm256_broadcast_ss(factor + m);
-        for (int n = 0; n < nw; n++)
-            add_to_sum(t->sum[m] + n * LANES + h, lanes[m][n], f);
-    }
-}
-
-INLINE void dot_scaled(const dot_args *a, tile t, uint32_t m0, int mx, int nw)
-{
-    const size_t n_k = pad_lanes(a->n_k), whole = n_k / YARD_GROUP * YARD_GROUP;
-    const float *factor = a->factor + m0;
-
-    for (int m = 0; m < mx; m++) {
-        SAME_ADDRESS(t.x[m]);
-        SAME_ADDRESS(t.sum[m]);
-    }
-    for (int n = 0; n < nw; n++)
-        SAME_ADDRESS(t.w[n]);
-    /* half after half of one group, while it is in the first cache */
-    for (size_t k = 0; k < whole; k += YARD_GROUP, factor += MAX_TILE_ROWS) {
-        SAME_ADDRESS(factor);
-        SAME_ADDRESS(k);
-        scaled_half(&t, k, YARD_GROUP, mx, nw, factor, 0);
-        scaled_half(&t, k, YARD_GROUP, mx, nw, factor, HALF);
-    }
-    if (whole < n_k) {
-        scaled_half(&t, whole, (uint32_t)(n_k - whole), mx, nw, factor, 0);
-        scaled_half(&t, whole, (uint32_t)(n_k - whole), mx, nw, factor, HALF);
-    }
 }
 
 INLINE void dot_tile(const dot_args *a, uint32_t m0, uint32_t n0, int mx, int nw)
@@ -105,19 +63,14 @@ INLINE void dot_tile(const dot_args *a, uint32_t m0, uint32_t n0, int mx, int nw
     for (int n = 0; n < nw; n++)
         t.w[n] = a->w + (n0 + (uint32_t)n) * a->w_ld;
     for (int m = 0; m < mx; m++) {
-        const size_t row = m0 + (uint32_t)m;
+        const size_t row = m0 + (uint32_t)m, carried = (row * a->n_w + n0) * LANES;
 
         t.x[m] = a->x + row * a->x_ld;
-        t.sum[m] = a->lanes ? a->lanes + (row * a->n_w + n0) * LANES : own[m];
-        for (int n = 0; n < nw && !a->continued; n++)
-            clear_lanes(t.sum[m] + n * LANES);
+        t.sum[m] = a->lanes ? a->lanes + carried : own[m];
+        t.before[m] = a->continued ? a->lanes + carried : zeros;
     }
-    if (a->factor) {
-        dot_scaled(a, t, m0, mx, nw);
-    } else {
-        plain_half(&t, 0, pad_lanes(a->n_k), mx, nw);
-        plain_half(&t, HALF, pad_lanes(a->n_k), mx, nw);
-    }
+    half_tile(&t, 0, pad_lanes(a->n_k), mx, nw);
+    half_tile(&t, HALF, pad_lanes(a->n_k), mx, nw);
     for (int m = 0; m < mx && a->y; m++)
         for (int n = 0; n < nw; n++)
             a->y[(m0 + m) * a->y_ld + n0 + n] = add_lanes(t.sum[m] + n * LANES);
@@ -149,6 +102,7 @@ static void dot_block(const dot_args *a, uint32_t n0, uint32_t n_w)
 
 void yard_cpu_dot_avx2(const dot_args *a)
 {
+    assert(!a->factor); /* those products are by strips */
     for (uint32_t n = 0; n < a->n_w; n += PANEL_ROWS)
         dot_block(a, n, a->n_w - n < PANEL_ROWS ? a->n_w - n : PANEL_ROWS);
 }

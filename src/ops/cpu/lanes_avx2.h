@@ -18,23 +18,9 @@ INLINE float add_eight(__m256 v)
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-INLINE void clear_lanes(float *lanes)
-{
-    _mm256_storeu_ps(lanes, _mm256_setzero_ps());
-    _mm256_storeu_ps(lanes + HALF, _mm256_setzero_ps());
-}
-
 INLINE float add_lanes(const float *lanes)
 {
     return add_eight(_mm256_add_ps(_mm256_loadu_ps(lanes), _mm256_loadu_ps(lanes + HALF)));
-}
-
-/* What one half of a group adds to its sum, in memory. The barrier: a compiler would rather carry
- * the sums of all groups in registers that there are not. */
-INLINE void add_to_sum(float *sum, __m256 lanes, __m256 factor)
-{
-    _mm256_storeu_ps(sum, _mm256_fmadd_ps(lanes, factor, _mm256_loadu_ps(sum)));
-    __asm__ volatile("" : : : "memory");
 }
 
 #endif
