@@ -17,7 +17,7 @@ def is_build_folder(path):
 def tree_files(root):
     """Paths relative to root of all files that belong to the tree (build folders do not)."""
     for folder, dirs, files in os.walk(root):
-        at_root = os.path.samefile(folder, root)
+        at_root = folder == root
         dirs[:] = sorted(d for d in dirs if d not in SKIPPED_DIRS
                          and not (at_root and is_build_folder(os.path.join(root, d))))
         for name in sorted(files):
