@@ -34,13 +34,14 @@ static yard_status record(yard_model *m, const yard_schedule *schedule, yard_pas
 yard_status yard_model_issue_pass(yard_model *m, const yard_schedule *schedule, yard_pass_kind kind,
                                   yard_pass pass, yard_error *err)
 {
-    yard_replay *const r = &m->replays[kind][bound_idx(m->all.max_rows)];
     yard_status st = YARD_OK;
+    yard_replay *r;
 
     if (!is_recorded(m, schedule)) {
         pass(m, schedule);
         return YARD_OK;
     }
+    r = &m->replays[kind][bound_idx(m->all.max_rows)];
     if (r->schedule != schedule) { /* what a kernel needs once is done outside of a recording */
         m->ops->release_graph(m->stream, r->graph);
         *r = (yard_replay){ .schedule = schedule };
