@@ -260,7 +260,7 @@ bool yard_engine_grow(yard_engine *e, uint32_t slot)
     while (!append_pages(e, slot, seq->n_pages, seq->n_pages + 1)) {
         const uint32_t victim = youngest(e);
 
-        assert(e->n_running > 1); /* the cache holds a context */
+        assert(e->n_running > 1 && victim < e->max_seqs); /* the cache holds a context */
         preempt(e, victim);
         if (victim == slot)
             return false;

@@ -103,6 +103,7 @@ static void dot_block(const dot_args *a, uint32_t n0, uint32_t n_w)
 void yard_cpu_dot_avx2(const dot_args *a)
 {
     assert(!a->factor); /* those products are by strips */
+    assert(a->lanes || !a->continued);
     for (uint32_t n = 0; n < a->n_w; n += PANEL_ROWS)
         dot_block(a, n, a->n_w - n < PANEL_ROWS ? a->n_w - n : PANEL_ROWS);
 }

@@ -1,4 +1,6 @@
 /* Matrix products: linear, grouped linear, and one small product per head. */
+#include <assert.h>
+
 #include "ops/cpu/cpu.h"
 
 /* Scale rows of up to a few rows of w, NULL when w has none. */
@@ -333,6 +335,7 @@ static void run_groups(struct linear_job *job, uint32_t n_groups)
     const uint32_t n_threads = yard_pool_thread_count(job->s->pool);
     uint32_t n_active = 0;
 
+    assert(n_threads > 0);
     for (uint32_t t = 0; t < n_threads; t++)
         job->s->scratch[t].x_row = -1;
     for (uint32_t g = 0; g < n_groups; g++)
