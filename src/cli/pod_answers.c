@@ -232,7 +232,7 @@ static yard_status show(answers *all, yard_error *err)
 
         if (!a->ours)
             continue;
-        if (!all->config->json) {
+        if (!all->config->json && a->n_text > a->n_shown) { /* no text: no memory yet */
             fwrite(a->text + a->n_shown, 1, a->n_text - a->n_shown, stdout);
             a->n_shown = a->n_text;
         }
