@@ -66,8 +66,7 @@ typedef enum yard_pass_kind { YARD_PASS_FORWARD, YARD_PASS_DRAFT, YARD_PASS_COUN
 enum { YARD_REPLAY_ROWS = 256, YARD_REPLAY_BOUNDS = 9 }; /* 1, 2, 4, .. 256 rows */
 
 typedef struct yard_replay {
-    const yard_schedule
-        *schedule; /* that it was recorded with, or will be; NULL: never asked for */
+    const yard_schedule *schedule; /* of the recording, or of the one to come; NULL: none yet */
     yard_graph *graph;
 } yard_replay;
 

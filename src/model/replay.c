@@ -13,11 +13,13 @@ static uint32_t bound_idx(uint32_t max_rows)
     return idx;
 }
 
-/* Prompts are long enough to hide their launches, and come in many mixtures. */
+/* Without rows there is no attention to record. Prompts are long enough to hide their launches, and
+ * come in many mixtures. */
 static bool is_recorded(const yard_model *m, const yard_schedule *schedule)
 {
     return m->ops->capture_begin && !m->ops->in_host_memory && !m->ep && !m->trace &&
-           schedule->n_halves == 1 && !m->all.has_prompts && m->all.max_rows <= YARD_REPLAY_ROWS;
+           schedule->n_halves == 1 && m->all.has_generated && !m->all.has_prompts &&
+           m->all.max_rows <= YARD_REPLAY_ROWS;
 }
 
 static yard_status record(yard_model *m, const yard_schedule *schedule, yard_pass pass,
