@@ -20,7 +20,7 @@ static size_t items_bytes(const yard_ops_limits *limits)
     return (size_t)2 * MLA_MAX_BLOCKS * (limits->max_tokens + SPARE_ITEMS) * MLA_ITEM_BYTES;
 }
 
-static const size_t splits_bytes = (size_t)2 * MLA_MAX_BLOCKS * MLA_SPLIT_BYTES;
+static const size_t splits_bytes = (size_t)2 * MLA_MAX_BLOCKS * MLA_MAX_BLOCKS * MLA_SPLIT_BYTES;
 
 /* Partial results of that many thread blocks. */
 static size_t count_rooms(uint32_t n_blocks, bool deterministic)
@@ -192,7 +192,7 @@ static bool decode_fits(const cuda_stream *s, const yard_mla_decode_args *a)
     return s->mla.items && a->kv_rank == MLA_RANK && a->rope_dims == MLA_ROPE &&
            a->cache.dtype == YARD_BF16 && a->cache.width == MLA_WIDTH &&
            (uintptr_t)a->cache.data % 16 == 0 && in_pieces(&a->q_latent) && in_pieces(&a->q) &&
-           in_pieces(&a->y) && a->head_dim % 8 == 0 &&
+           in_pieces(&a->y) && a->head_dim % 8 == 0 && a->batch->page_table_ld <= UINT16_MAX &&
            yard_ceil_div(a->n_heads, MLA_ROWS) <= s->mla.n_thread_blocks;
 }
 
@@ -209,14 +209,23 @@ static yard_status decode_tiles(cuda_stream *s, const yard_mla_decode_args *a, y
                                         .q_latent = a->q_latent,
                                         .q = a->q,
                                         .y = a->y,
-                                        .deterministic = s->deterministic };
-    yard_tensor_map map;
+                                        .deterministic = s->deterministic,
+                                        .boxes = a->n_heads % MLA_BOX_HEADS == 0 };
+    yard_mla_decode_maps maps = { 0 };
     yard_status st =
-        yard_cuda_encode_chunks(&map, a->cache.data, MOST_ROWS, CHUNKS,
+        yard_cuda_encode_chunks(&maps.cache, a->cache.data, MOST_ROWS, CHUNKS,
                                 MLA_WIDTH * sizeof(uint16_t), YARD_PAGE_TOKENS, CHUNKS / 3, err);
 
+    if (st == YARD_OK && task.boxes)
+        st = yard_cuda_encode_heads(&maps.latent, (const uint16_t *)a->q_latent.data,
+                                    s->limits.max_tokens, a->n_heads, MLA_RANK, a->q_latent.ld,
+                                    MLA_RANK / 64, MLA_BOX_HEADS, err);
+    if (st == YARD_OK && task.boxes)
+        st = yard_cuda_encode_heads(
+            &maps.rotated, (const uint16_t *)a->q.data + a->head_dim - MLA_ROPE,
+            s->limits.max_tokens, a->n_heads, a->head_dim, a->q.ld, 1, MLA_BOX_HEADS, err);
     if (st == YARD_OK)
-        st = yard_cuda_mla_decode_launch(&map, &task, &s->mla, s->stream, err);
+        st = yard_cuda_mla_decode_launch(&maps, &task, &s->mla, s->stream, err);
     return st;
 }
 

@@ -94,6 +94,12 @@ yard_status yard_cuda_encode_chunks(yard_tensor_map *out, const void *data, uint
                                     uint32_t n_chunks, uint64_t ld_bytes, uint32_t box_rows,
                                     uint32_t box_chunks, yard_error *err);
 
+/* A map of bf16 rows of heads, head_ld and ld elements apart, as chunks of 64 columns, in boxes of
+ * box_heads heads of a row: all n_chunks chunks, each as above. */
+yard_status yard_cuda_encode_heads(yard_tensor_map *out, const void *data, uint64_t n_rows,
+                                   uint32_t n_heads, uint32_t head_ld, uint32_t ld,
+                                   uint32_t n_chunks, uint32_t box_heads, yard_error *err);
+
 /* products.c; see ops.h. */
 void yard_cuda_linear(yard_stream s, const yard_linear_args *a);
 void yard_cuda_grouped_linear(yard_stream s, const yard_grouped_linear_args *a);

@@ -5,28 +5,33 @@
 #include "ops/cuda/mla_values.cuh"
 
 static __global__ void __launch_bounds__(PLAN_THREADS, 1)
-    mla_decode_kernel(const __grid_constant__ yard_tensor_map map,
+    mla_decode_kernel(const __grid_constant__ yard_mla_decode_maps maps,
                       const __grid_constant__ yard_mla_decode_task t)
 {
     extern __shared__ __align__(1024) uint8_t raw[];
     const decode_shared m(raw);
     const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     mla_item *list = (mla_item *)t.space.items + (size_t)blockIdx.x * t.space.max_items;
+    mla_splits *splits = (mla_splits *)t.space.splits + blockIdx.x * MLA_MAX_BLOCKS;
     block_share b;
     plan p;
 
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < STAGES * PARTS; i++)
             barrier_init(m.full + 8 * i, 1);
-        barrier_init(m.weights_ready, 4);
+        barrier_init(m.weights_ready, SCORE_WARPS);
         barrier_init(m.values_done, VALUE_WARPS);
-        barrier_init(m.queries_here, 1);
+        barrier_init(m.queries_here, SCORE_WARPS);
         barrier_init_fence();
-        prefetch_map(&map);
+        prefetch_map(&maps.cache);
+        if (t.boxes) {
+            prefetch_map(&maps.latent);
+            prefetch_map(&maps.rotated);
+        }
     }
     /* The batch was there before the step, so the plan need not wait for the kernels ahead. Its
      * memory is the first tile's later. */
-    b.n_items = make_plan(t, *(plan_shared *)raw, p, *(plan_kept *)(raw + KEPT_AT), list);
+    b.n_items = make_plan(t, *(plan_shared *)raw, p, *(plan_kept *)(raw + KEPT_AT), list, splits);
     b.list = list;
     b.lane = p.lane;
     b.lanes = p.lanes;
@@ -34,12 +39,12 @@ static __global__ void __launch_bounds__(PLAN_THREADS, 1)
     __syncthreads();      /* barriers and first items are there */
     if (warpgroup == 0) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)SCORE_REGISTERS));
-        compute_scores(t, m, b);
+        compute_scores(maps, t, m, b);
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)VALUE_REGISTERS));
-        compute_values(&map, t, m, b, warpgroup - 1);
+        compute_values(&maps.cache, t, m, b, warpgroup - 1);
     }
-    join_parts(t, m);
+    join_parts(t, m, splits);
 }
 
 yard_status yard_cuda_mla_decode_open(uint32_t *n_thread_blocks, yard_error *err)
@@ -58,8 +63,9 @@ yard_status yard_cuda_mla_decode_open(uint32_t *n_thread_blocks, yard_error *err
     return YARD_OK;
 }
 
-yard_status yard_cuda_mla_decode_launch(const yard_tensor_map *cache, const yard_mla_decode_task *t,
-                                        yard_mla_workspace *space, void *stream, yard_error *err)
+yard_status yard_cuda_mla_decode_launch(const yard_mla_decode_maps *maps,
+                                        const yard_mla_decode_task *t, yard_mla_workspace *space,
+                                        void *stream, yard_error *err)
 {
     yard_mla_decode_task task = *t;
     cudaLaunchAttribute attribute;
@@ -71,8 +77,8 @@ yard_status yard_cuda_mla_decode_launch(const yard_tensor_map *cache, const yard
     task.space = *space;
     task.space.items = (uint8_t *)space->items +
                        (size_t)space->turn * MLA_MAX_BLOCKS * space->max_items * MLA_ITEM_BYTES;
-    task.space.splits =
-        (uint8_t *)space->splits + (size_t)space->turn * MLA_MAX_BLOCKS * MLA_SPLIT_BYTES;
+    task.space.splits = (uint8_t *)space->splits +
+                        (size_t)space->turn * MLA_MAX_BLOCKS * MLA_MAX_BLOCKS * MLA_SPLIT_BYTES;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
@@ -81,7 +87,7 @@ yard_status yard_cuda_mla_decode_launch(const yard_tensor_map *cache, const yard
     config.gridDim = dim3(space->n_thread_blocks, 1, 1);
     config.blockDim = dim3(PLAN_THREADS, 1, 1);
     config.dynamicSmemBytes = SHARED_BYTES;
-    code = cudaLaunchKernelEx(&config, mla_decode_kernel, *cache, task);
+    code = cudaLaunchKernelEx(&config, mla_decode_kernel, *maps, task);
     if (code != cudaSuccess)
         return yard_fail(err, YARD_EDEVICE, "mla_decode: launch: %s", cudaGetErrorString(code));
     return YARD_OK;

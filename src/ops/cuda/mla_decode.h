@@ -19,6 +19,7 @@ enum {
     MLA_ROPE = 64,
     MLA_WIDTH = MLA_RANK + MLA_ROPE,
     MLA_ROWS = 64,       /* query rows (heads of some tokens) of a thread block */
+    MLA_BOX_HEADS = 8,   /* that the copy engine brings at once */
     MLA_MAX_CHAIN = 4,   /* tokens of a sequence that read the cache together */
     MLA_MAX_SPLITS = 16, /* of a row in the deterministic table */
     MLA_MAX_BLOCKS = 160,
@@ -26,7 +27,7 @@ enum {
     MLA_BLOCK_ROOMS = 2,
     MLA_FIXED_BLOCK_ROOMS = 2 * MLA_MAX_SPLITS, /* deterministic */
     MLA_ITEM_BYTES = 16,
-    MLA_SPLIT_BYTES = 16,
+    MLA_SPLIT_BYTES = 8,
     MLA_PATIENCE_NS = 1000000,
     MLA_ROOM_BYTES = MLA_ROWS * MLA_RANK * 2
 };
@@ -40,7 +41,8 @@ typedef struct yard_mla_meeting {
  * must not write where the one before still reads: there are two of each, taken by turns. */
 typedef struct yard_mla_workspace {
     void *items;   /* [2, MLA_MAX_BLOCKS, max_items] MLA_ITEM_BYTES: what each block does */
-    void *splits;  /* [2, MLA_MAX_BLOCKS] MLA_SPLIT_BYTES: where parts lie */
+    void *splits;  /* [2, MLA_MAX_BLOCKS, MLA_MAX_BLOCKS] MLA_SPLIT_BYTES: where parts lie, in each
+                    * block's words */
     void *partial; /* [rooms] MLA_ROOM_BYTES */
     float *lse;    /* [rooms, 64] log2 of sums of exponentials */
     yard_mla_meeting *meeting;
@@ -55,17 +57,24 @@ typedef struct yard_mla_decode_task {
     float scale_log2;         /* softmax_scale * log2(e) */
     yard_rows q_latent, q, y; /* bf16, whole 16-byte pieces a head */
     bool deterministic;
+    bool boxes;        /* heads come in whole boxes of MLA_BOX_HEADS: queries can be copied so */
     uint32_t max_rows; /* those two are set by the launch */
     yard_mla_workspace space;
 } yard_mla_decode_task;
 
+/* How the copy engine sees the task's memory; queries if it has boxes. */
+typedef struct yard_mla_decode_maps {
+    yard_tensor_map cache;           /* boxes of [3 chunks of 64 columns, 64 rows] */
+    yard_tensor_map latent, rotated; /* [8 chunks or 1, 1 row, MLA_BOX_HEADS heads] */
+} yard_mla_decode_maps;
+
 /* How many thread blocks run at once; raises the shared memory limit. Errors of both: YARD_EDEVICE.
  */
 yard_status yard_cuda_mla_decode_open(uint32_t *n_thread_blocks, yard_error *err);
-/* cache: a map of boxes of [3 chunks of 64 columns, 64 rows]. space is the stream's; t's is not
- * read. */
-yard_status yard_cuda_mla_decode_launch(const yard_tensor_map *cache, const yard_mla_decode_task *t,
-                                        yard_mla_workspace *space, void *stream, yard_error *err);
+/* space is the stream's; t's is not read. */
+yard_status yard_cuda_mla_decode_launch(const yard_mla_decode_maps *maps,
+                                        const yard_mla_decode_task *t, yard_mla_workspace *space,
+                                        void *stream, yard_error *err);
 
 #ifdef __cplusplus
 }

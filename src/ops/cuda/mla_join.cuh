@@ -9,10 +9,11 @@
 #include "ops/cuda/softmax.cuh"
 
 enum {
-    QUARTERS = 4, /* of a row's columns, four a thread of a warp each */
-    QUARTER_COLS = MLA_RANK / QUARTERS,
-    SHARED_AT_ONCE = 32, /* loads a thread has under way */
-    OWN_AT_ONCE = 16
+    HALVES = 2, /* of a row's columns, eight a thread of a warp each */
+    HALF_COLS = MLA_RANK / HALVES,
+    AT_ONCE = 4, /* parts that a warp reads together, while it adds as many */
+    TEAM = 4,    /* warps that share half a row where there are few */
+    SUM_WORDS = 9 * 32
 };
 
 /* ---- who joins ------------------------------------------------------------------------------- */
@@ -44,10 +45,8 @@ static __device__ share meet(const yard_mla_workspace &space)
         return atomicAdd(&meeting->left[turn], 0) ? JOIN_ALL : JOIN_SHARE;
     }
     for (const uint64_t start = clock_ns();;) {
-        if ((load_relaxed(&meeting->arrived) ^ before) & half) {
-            load_acquire(&meeting->arrived);
+        if ((load_acquire(&meeting->arrived) ^ before) & half)
             return JOIN_SHARE;
-        }
         if (clock_ns() - start < space.patience_ns)
             continue;
         atomicExch(&meeting->left[turn], 1);
@@ -60,131 +59,204 @@ static __device__ share meet(const yard_mla_workspace &space)
 
 /* Where the parts of one head of a row lie. */
 struct join_place {
-    mla_splits s;
-    uint32_t lanes, idx; /* idx: among the query rows of the piece */
-
-    /* The place of a part's row among those of all rooms. */
-    __device__ __forceinline__ uint32_t at(uint32_t i) const
-    {
-        const uint32_t slot = i == 0 ? s.first : s.second + (i - 1) * s.step;
-
-        return slot * lanes * MLA_ROWS + idx;
-    }
+    const uint16_t *values; /* the first part's */
+    const float *lse;
+    uint32_t n, step; /* step: rows from a part to the next */
+    uint16_t *to;     /* NULL: there is no such row */
 };
 
-/* A warp joins N quarters from first_quarter on, parts in ascending order. */
-template <int N, int AT_ONCE>
-static __device__ __forceinline__ void join(const yard_mla_decode_task &t, const join_place &p,
-                                            uint32_t first_quarter, uint16_t *to)
+static __device__ __forceinline__ join_place place_of(const yard_mla_decode_task &t,
+                                                      const mla_splits &s, uint32_t lanes,
+                                                      uint32_t idx)
 {
-    constexpr uint32_t parts = AT_ONCE / N;
-    const uint32_t lane = threadIdx.x % 32, col = first_quarter * QUARTER_COLS + lane * 4;
-    const uint2 *partial = (const uint2 *)t.space.partial + col / 4;
-    float most = -INFINITY, total = 0.0f, weight = 0.0f, sum[N][4] = {};
+    const uint32_t step = lanes * MLA_ROWS, row = s.row_and_count / 8 + idx / t.n_heads;
+    const uint32_t at = s.first * step + idx;
+    join_place p;
 
-    for (uint32_t first = 0; first < p.s.n; first += parts) {
-        uint2 x[parts][N];
-#pragma unroll
-        for (uint32_t k = 0; k < parts; k++) {
-            const uint2 *from = partial + (size_t)p.at(first + k) * (MLA_RANK / 4);
-#pragma unroll
-            for (int q = 0; q < N; q++)
-                x[k][q] = first + k < p.s.n ? __ldcg(from + q * (QUARTER_COLS / 4)) : uint2{};
-        }
-        if (first == 0) { /* after the first loads, so that all are one trip to memory */
-            for (uint32_t i = lane; i < p.s.n; i += 32)
-                most = fmaxf(most, __ldcg(t.space.lse + p.at(i)));
-#pragma unroll
-            for (int distance = 16; distance > 0; distance /= 2)
-                most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
-        }
-        if (first % 32 == 0) {
-            const uint32_t i = first + lane;
-            weight = i < p.s.n ? exp2_fast(__ldcg(t.space.lse + p.at(i)) - most) : 0.0f;
-            total += weight;
-        }
-#pragma unroll
-        for (uint32_t k = 0; k < parts; k++) {
-            const float w = __shfl_sync(0xffffffffu, weight, (first + k) % 32);
-#pragma unroll
-            for (int q = 0; q < N; q++) {
-                sum[q][0] = fmaf(w, __uint_as_float(x[k][q].x << 16), sum[q][0]);
-                sum[q][1] = fmaf(w, __uint_as_float(x[k][q].x & 0xffff0000u), sum[q][1]);
-                sum[q][2] = fmaf(w, __uint_as_float(x[k][q].y << 16), sum[q][2]);
-                sum[q][3] = fmaf(w, __uint_as_float(x[k][q].y & 0xffff0000u), sum[q][3]);
-            }
-        }
-    }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2)
-        total += __shfl_xor_sync(0xffffffffu, total, distance);
-    const float inverse = 1.0f / total;
-#pragma unroll
-    for (int q = 0; q < N; q++)
-        *(uint2 *)(to + col + q * QUARTER_COLS) =
-            make_uint2(pack_bf16(sum[q][0] * inverse, sum[q][1] * inverse),
-                       pack_bf16(sum[q][2] * inverse, sum[q][3] * inverse));
+    p.values = (const uint16_t *)t.space.partial + (size_t)at * MLA_RANK;
+    p.lse = t.space.lse + at;
+    p.n = s.n;
+    p.step = step;
+    p.to = idx < s.row_and_count % 8 * t.n_heads
+               ? (uint16_t *)t.y.data + (size_t)row * t.y.ld + idx % t.n_heads * MLA_RANK
+               : NULL;
+    return p;
 }
 
-/* The query row's result in y, if there is such a row. */
-static __device__ __forceinline__ uint16_t *joined_at(const yard_mla_decode_task &t,
-                                                      const join_place &p)
+/* Sums of N halves, a thread's columns; total is that of the weights. */
+template <int N> struct join_sums {
+    float x[N][8], total;
+};
+
+template <int N> struct join_parts_read {
+    uint4 x[AT_ONCE][N];
+    float lse[AT_ONCE];
+};
+
+template <int N>
+static __device__ __forceinline__ void
+read_parts(const join_place &p, uint32_t half, uint32_t first, uint32_t end, join_parts_read<N> &r)
 {
-    if (p.idx >= p.s.row_and_count % 8 * t.n_heads)
-        return NULL;
-    return (uint16_t *)t.y.data + (size_t)(p.s.row_and_count / 8 + p.idx / t.n_heads) * t.y.ld +
-           p.idx % t.n_heads * MLA_RANK;
+    const uint16_t *from =
+        p.values + (size_t)(first * p.step) * MLA_RANK + half * HALF_COLS + threadIdx.x % 32 * 8;
+
+#pragma unroll
+    for (uint32_t k = 0; k < AT_ONCE; k++) {
+        const bool is_part = first + k < end;
+        r.lse[k] = is_part ? __ldcg(p.lse + (first + k) * p.step) : -INFINITY;
+#pragma unroll
+        for (int q = 0; q < N; q++)
+            r.x[k][q] = is_part ? __ldcg((const uint4 *)(from + q * HALF_COLS)) : uint4{};
+        from += (size_t)p.step * MLA_RANK;
+    }
+}
+
+static __device__ __forceinline__ void add_weighted(float (&sum)[8], float w, const uint4 &x)
+{
+    const uint32_t pairs[4] = { x.x, x.y, x.z, x.w };
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum[2 * i] = fmaf(w, __uint_as_float(pairs[i] << 16), sum[2 * i]);
+        sum[2 * i + 1] = fmaf(w, __uint_as_float(pairs[i] & 0xffff0000u), sum[2 * i + 1]);
+    }
+}
+
+/* A warp adds parts [first, end) of N halves from `half` on, in ascending order. */
+template <int N>
+static __device__ __forceinline__ join_sums<N> add_parts(const join_place &p, uint32_t half,
+                                                         uint32_t first, uint32_t end)
+{
+    join_parts_read<N> next, now;
+    join_sums<N> sums = {};
+    float most = -INFINITY;
+
+    read_parts<N>(p, half, first, end, next);
+    for (uint32_t i = threadIdx.x % 32; i < p.n; i += 32)
+        most = fmaxf(most, __ldcg(p.lse + i * p.step));
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2)
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
+#pragma unroll 1
+    for (; first < end; first += AT_ONCE) {
+        now = next;
+        if (first + AT_ONCE < end)
+            read_parts<N>(p, half, first + AT_ONCE, end, next);
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const float w = exp2_fast(now.lse[k] - most);
+            sums.total += w;
+#pragma unroll
+            for (int q = 0; q < N; q++)
+                add_weighted(sums.x[q], w, now.x[k][q]);
+        }
+    }
+    return sums;
+}
+
+template <int N>
+static __device__ __forceinline__ void store_joined(const join_place &p, uint32_t half,
+                                                    const join_sums<N> &s)
+{
+    const float inverse = 1.0f / s.total;
+
+#pragma unroll
+    for (int q = 0; q < N; q++)
+        *(uint4 *)(p.to + (half + q) * HALF_COLS + threadIdx.x % 32 * 8) =
+            make_uint4(pack_bf16(s.x[q][0] * inverse, s.x[q][1] * inverse),
+                       pack_bf16(s.x[q][2] * inverse, s.x[q][3] * inverse),
+                       pack_bf16(s.x[q][4] * inverse, s.x[q][5] * inverse),
+                       pack_bf16(s.x[q][6] * inverse, s.x[q][7] * inverse));
 }
 
 /* The parts of a row that the block has alone, after the last one; the value warps. */
 static __device__ __forceinline__ void join_own(const yard_mla_decode_task &t, const block_share &b,
                                                 const mla_item &last)
 {
-    join_place p;
+    mla_splits s;
 
-    p.s.row_and_count = last.row_and_count;
-    p.s.n = last.n_parts;
-    p.s.first = last.slot + 1 - last.n_parts;
-    p.s.second = p.s.first + 1;
-    p.s.step = 1;
-    p.lanes = b.lanes;
+    s.row_and_count = last.row_and_count;
+    s.first = last.slot + 1 - last.n_parts;
+    s.n = last.n_parts;
     named_sync(OWN_STORED, 256); /* all columns of all parts are stored */
-    for (uint32_t row = threadIdx.x / 32 - 4; row < MLA_ROWS; row += 8) {
-        p.idx = b.lane * MLA_ROWS + row;
-        uint16_t *to = joined_at(t, p);
-        if (to)
-            join<QUARTERS, OWN_AT_ONCE>(t, p, 0, to);
+#pragma unroll 1
+    for (uint32_t row = threadIdx.x / 32 - 4; row < MLA_ROWS; row += VALUE_WARPS) {
+        const join_place p = place_of(t, s, b.lanes, b.lane * MLA_ROWS + row);
+        if (p.to)
+            store_joined<HALVES>(p, 0, add_parts<HALVES>(p, 0, 0, p.n));
     }
     named_sync(OWN_STORED, 256); /* the next row's parts go where these were */
 }
 
-/* A warp takes one head of a row, or a quarter of its columns where those are few. */
-static __device__ __forceinline__ void
-join_shared(const yard_mla_decode_task &t, const plan_kept &kept, uint32_t first, uint32_t n_blocks)
+/* A warpgroup joins half a row, each warp a stretch of its parts. */
+static __device__ __forceinline__ void join_half(const decode_shared &m, const join_place &p,
+                                                 uint32_t half)
 {
-    const uint32_t n_rows = kept.chain * t.n_heads; /* of a piece */
-    const bool few = kept.n_splits * n_rows * 2 <= gridDim.x * PLAN_WARPS;
-    const uint32_t split = few ? QUARTERS : 1, n_units = kept.n_splits * n_rows * split;
-    join_place p;
+    const uint32_t warp = threadIdx.x / 32, member = warp % TEAM, each = (p.n + TEAM - 1) / TEAM;
+    float *words = (float *)m.bytes + warp * SUM_WORDS + threadIdx.x % 32;
+    join_sums<1> s = add_parts<1>(p, half, member * each, min((member + 1) * each, p.n));
 
-    p.lanes = (n_rows + MLA_ROWS - 1) / MLA_ROWS;
-    for (uint32_t i = first + threadIdx.x / 32 * n_blocks; i < n_units;
+    if (member) {
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            words[k * 32] = s.x[0][k];
+        words[8 * 32] = s.total;
+    }
+    named_sync(TEAM_DONE + warp / TEAM, 32 * TEAM); /* the others' sums are there */
+    if (member == 0) {
+#pragma unroll
+        for (int i = 1; i < TEAM; i++) {
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                s.x[0][k] += words[i * SUM_WORDS + k * 32];
+            s.total += words[i * SUM_WORDS + 8 * 32];
+        }
+        store_joined<1>(p, half, s);
+    }
+    named_sync(TEAM_DONE + warp / TEAM, 32 * TEAM); /* before the next sums are written */
+}
+
+static __device__ __forceinline__ mla_splits nth_splits(const plan_kept &kept,
+                                                        const mla_splits *splits, uint32_t ordinal)
+{
+    return (ordinal < SHARED_SPLITS ? kept.splits : splits)[ordinal];
+}
+
+/* Each warp takes rows, or each warpgroup halves of rows where those are few: not in the
+ * deterministic table, whose sums are the same in all batches. */
+static __device__ __forceinline__ void join_shared(const yard_mla_decode_task &t,
+                                                   const decode_shared &m, const mla_splits *splits,
+                                                   uint32_t first, uint32_t n_blocks)
+{
+    const plan_kept &kept = *(const plan_kept *)(m.bytes + KEPT_AT);
+    const uint32_t n_rows = kept.chain * t.n_heads; /* of a piece */
+    const uint32_t n_halves = kept.n_splits * n_rows * HALVES;
+    const uint32_t lanes = (n_rows + MLA_ROWS - 1) / MLA_ROWS, warp = threadIdx.x / 32;
+
+    if (!t.deterministic && n_halves * TEAM <= 2 * gridDim.x * PLAN_WARPS) {
+#pragma unroll 1
+        for (uint32_t i = first + warp / TEAM * n_blocks; i < n_halves;
+             i += n_blocks * (PLAN_WARPS / TEAM)) {
+            const uint32_t row = i / HALVES;
+            const join_place p =
+                place_of(t, nth_splits(kept, splits, row / n_rows), lanes, row % n_rows);
+            if (p.to)
+                join_half(m, p, i % HALVES);
+        }
+        return;
+    }
+#pragma unroll 1
+    for (uint32_t i = first + warp * n_blocks; i < kept.n_splits * n_rows;
          i += n_blocks * PLAN_WARPS) {
-        const uint32_t unit = i / split, ordinal = unit / n_rows;
-        p.s = ordinal < SHARED_SPLITS ? kept.splits[ordinal]
-                                      : ((const mla_splits *)t.space.splits)[ordinal];
-        p.idx = unit % n_rows;
-        uint16_t *to = joined_at(t, p);
-        if (to && few)
-            join<1, SHARED_AT_ONCE>(t, p, i % split, to);
-        else if (to)
-            join<QUARTERS, SHARED_AT_ONCE>(t, p, 0, to);
+        const join_place p = place_of(t, nth_splits(kept, splits, i / n_rows), lanes, i % n_rows);
+        if (p.to)
+            store_joined<HALVES>(p, 0, add_parts<HALVES>(p, 0, 0, p.n));
     }
 }
 
-/* All threads of the block, when it is done. */
+/* All threads of the block, when it is done. splits: the block's list of them. */
 static __device__ __forceinline__ void join_parts(const yard_mla_decode_task &t,
-                                                  const decode_shared &m)
+                                                  const decode_shared &m, const mla_splits *splits)
 {
     const plan_kept &kept = *(const plan_kept *)(m.bytes + KEPT_AT);
     volatile uint32_t *share_of_block = (volatile uint32_t *)(m.bytes + FEED_AT);
@@ -196,10 +268,9 @@ static __device__ __forceinline__ void join_parts(const yard_mla_decode_task &t,
         *share_of_block = meet(t.space);
     named_sync(ALL_STORED, PLAN_THREADS); /* everybody's are */
     const uint32_t mine = *share_of_block;
-    if (mine == JOIN_ALL)
-        join_shared(t, kept, 0, 1);
-    else if (mine == JOIN_SHARE)
-        join_shared(t, kept, blockIdx.x, gridDim.x);
+    if (mine != JOIN_NOTHING)
+        join_shared(t, m, splits, mine == JOIN_ALL ? 0 : blockIdx.x,
+                    mine == JOIN_ALL ? 1 : gridDim.x);
 }
 
 #endif

@@ -18,25 +18,27 @@ enum {
     PLAN_WARPS = PLAN_THREADS / 32,
     ITEM_TILES = 3,   /* what the start and the end of an item cost, in tiles */
     LEAST_TILES = 3,  /* of a stretch: shorter ones make more parts to join */
-    SHARED_ITEMS = 2, /* the first items of a block; the rest lies in memory */
-    SHARED_SPLITS = 2 /* likewise of the pieces that several blocks compute */
+    SHARED_ITEMS = 6, /* of a block, by turns: see feed_item; the rest lies in memory */
+    SHARED_SPLITS = 2 /* the first pieces that several blocks compute; likewise */
 };
 
 /* Tiles [first_tile, end_tile) of n_rows rows from `row` on. slot: where the partial result goes;
  * < 0: it is the whole. n_parts: so many, this one the last, are joined by the block when it is
  * done; 0: by others, or none. */
-struct mla_item {
+struct __align__(16) mla_item
+{
     uint32_t row_and_count; /* row * 8 + n_rows */
-    uint32_t first_tile, end_tile;
+    uint16_t first_tile, end_tile;
     int16_t slot;
-    uint16_t n_parts;
+    uint8_t n_parts, last_positions; /* of the last tile */
+    int32_t seq;
 };
 
-/* Parts of a piece: slots first, second, second + step, .. */
-struct __align__(16) mla_splits
+/* A piece's parts are in n slots from first on. */
+struct __align__(8) mla_splits
 {
     uint32_t row_and_count;
-    uint16_t first, second, step, n;
+    uint16_t first, n;
 };
 
 enum { TOTAL_PIECES, TOTAL_TILES = MLA_MAX_CHAIN, TOTAL_LONGEST = 2 * MLA_MAX_CHAIN, N_TOTALS };
@@ -62,7 +64,8 @@ struct plan_kept {
 struct plan_row {
     bool absorbed, ends; /* ends: the next row is not of the same chain */
     uint32_t offset;     /* in its chain */
-    uint32_t tiles;
+    uint32_t tiles, last_positions;
+    int32_t seq;
 };
 
 /* The line of a block. */
@@ -81,9 +84,12 @@ static __device__ plan_row look_at(const yard_batch &b, const plan &p, uint32_t 
     const uint8_t mine = b.absorbed[at], absorbed_before = b.absorbed[before];
     const uint8_t absorbed_after = b.absorbed[after];
     const int32_t seq = b.seq[at], seq_before = b.seq[before], seq_after = b.seq[after];
+    const uint32_t position = (uint32_t)b.position[at];
     plan_row r;
 
-    r.tiles = (uint32_t)b.position[at] / YARD_PAGE_TOKENS + 1;
+    r.tiles = position / YARD_PAGE_TOKENS + 1;
+    r.last_positions = position % YARD_PAGE_TOKENS + 1;
+    r.seq = seq;
     r.absorbed = row < p.end && mine;
     r.ends = after == at || !absorbed_after || seq_after != seq;
     r.offset = at > 0 && absorbed_before && seq_before == seq;
@@ -96,6 +102,21 @@ static __device__ plan_row look_at(const yard_batch &b, const plan &p, uint32_t 
 static __device__ bool ends_piece(const plan_row &r, uint32_t chain)
 {
     return r.absorbed && (r.ends || r.offset % chain == chain - 1);
+}
+
+/* x / d, where that is below 2^20: the reciprocal is off by less than one then. A third of the code
+ * of the compiler's division, and the plan is code that runs once. */
+static __device__ uint32_t divide(uint32_t x, uint32_t d)
+{
+    const uint32_t q = (uint32_t)__fdividef((float)x, (float)d);
+    const int32_t left = (int32_t)(x - q * d);
+
+    return left < 0 ? q - 1 : left >= (int32_t)d ? q + 1 : q;
+}
+
+static __device__ uint32_t divide_up(uint32_t x, uint32_t d)
+{
+    return divide(x + d - 1, d);
 }
 
 /* ---- fixed parts ----------------------------------------------------------------------------- */
@@ -116,7 +137,7 @@ static __device__ uint32_t count_parts(uint32_t n_tiles)
 {
     const uint32_t tiles = part_tiles(n_tiles);
 
-    return (n_tiles + tiles - 1) / tiles;
+    return divide_up(n_tiles, tiles);
 }
 
 /* What a part takes of the line. */
@@ -127,45 +148,48 @@ static __device__ uint32_t part_cost(uint32_t n_tiles)
 
 /* ---- the line -------------------------------------------------------------------------------- */
 
-static __device__ uint32_t round_up(uint32_t x, uint32_t multiple)
-{
-    return (x + multiple - 1) / multiple * multiple;
-}
-
 static __device__ uint32_t piece_cost(const yard_mla_decode_task &t, const plan &p,
                                       uint32_t n_tiles)
 {
     const uint32_t cost = t.deterministic ? count_parts(n_tiles) * part_cost(n_tiles) : n_tiles;
 
-    return p.aligned ? round_up(cost, p.stretch) : cost + (t.deterministic ? 0 : ITEM_TILES);
+    return p.aligned ? divide_up(cost, p.stretch) * p.stretch
+                     : cost + (t.deterministic ? 0 : ITEM_TILES);
 }
 
 /* Fills m.total; of a chain of one, deterministic rows have their cost in the place of the next
  * chain's pieces. */
-static __device__ void add_up(const yard_mla_decode_task &t, plan_shared &m, const plan &p)
+static __device__ void add_up(const yard_mla_decode_task &t, plan_shared &m, const plan &p,
+                              plan_row r)
 {
-    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t lane = threadIdx.x % 32, all = 0xffffffffu;
 
-    for (uint32_t row = threadIdx.x; row - lane < p.end; row += PLAN_THREADS) {
-        const plan_row r = look_at(t.batch, p, row);
-        uint32_t mine = 0; /* of the totals, the lane-th */
-#pragma unroll
-        for (uint32_t q = 0; q < MLA_MAX_CHAIN; q++) {
-            const bool is_piece = ends_piece(r, q + 1);
-            const uint32_t pieces = __popc(__ballot_sync(0xffffffffu, is_piece));
-            const uint32_t tiles = __reduce_add_sync(0xffffffffu, is_piece ? r.tiles : 0);
-            mine = lane == TOTAL_PIECES + q ? pieces : lane == TOTAL_TILES + q ? tiles : mine;
-        }
+    for (uint32_t row = threadIdx.x;;) {
+        const uint32_t pieces = __popc(__ballot_sync(all, r.absorbed));
+        const uint32_t tiles = __reduce_add_sync(all, r.absorbed ? r.tiles : 0);
+        const uint32_t longest = __reduce_max_sync(all, r.absorbed ? r.tiles : 0);
+        uint32_t mine = lane < TOTAL_TILES ? pieces : lane < TOTAL_LONGEST ? tiles : longest;
         if (t.deterministic) {
-            const uint32_t cost = __reduce_add_sync(
-                0xffffffffu, r.absorbed ? count_parts(r.tiles) * part_cost(r.tiles) : 0);
+            const uint32_t cost =
+                __reduce_add_sync(all, r.absorbed ? count_parts(r.tiles) * part_cost(r.tiles) : 0);
             mine = lane == TOTAL_PIECES + 1 ? cost : mine;
+        } else if (__any_sync(all, r.absorbed && (r.offset > 0 || !r.ends))) { /* chains */
+#pragma unroll
+            for (uint32_t q = 1; q < MLA_MAX_CHAIN; q++) {
+                const bool is_piece = ends_piece(r, q + 1);
+                const uint32_t n = __popc(__ballot_sync(all, is_piece));
+                const uint32_t sum = __reduce_add_sync(all, is_piece ? r.tiles : 0);
+                mine = lane == TOTAL_PIECES + q ? n : lane == TOTAL_TILES + q ? sum : mine;
+            }
         }
-        const uint32_t longest = __reduce_max_sync(0xffffffffu, r.absorbed ? r.tiles : 0);
         if (lane < TOTAL_LONGEST)
             atomicAdd(&m.total[lane], mine);
         else if (lane == TOTAL_LONGEST)
-            atomicMax(&m.total[lane], longest);
+            atomicMax(&m.total[lane], mine);
+        row += PLAN_THREADS;
+        if (row - lane >= p.end)
+            break;
+        r = look_at(t.batch, p, row);
     }
     __syncthreads(); /* the totals are complete */
 }
@@ -202,17 +226,17 @@ static __device__ void cut_line(const yard_mla_decode_task &t, const plan_shared
     p.aligned = false;
     p.stretch = max((total + p.n_workers - 1) / p.n_workers, (uint32_t)LEAST_TILES);
     if (even && n <= p.n_workers) {
-        const uint32_t each = p.n_workers / n; /* workers of a piece */
-        aligned = t.deterministic ? (count_parts(longest) + each - 1) / each * part_cost(longest)
-                                  : max((longest + each - 1) / each, (uint32_t)LEAST_TILES);
+        const uint32_t each = divide(p.n_workers, n); /* workers of a piece */
+        aligned = t.deterministic ? divide_up(count_parts(longest), each) * part_cost(longest)
+                                  : max(divide_up(longest, each), (uint32_t)LEAST_TILES);
     } else if (!t.deterministic && n < p.n_workers) { /* each piece has one stretch more, at most */
-        aligned = max((tiles + p.n_workers - n - 1) / (p.n_workers - n), (uint32_t)LEAST_TILES);
+        aligned = max(divide_up(tiles, p.n_workers - n), (uint32_t)LEAST_TILES);
     }
     if (aligned && aligned <= p.stretch + (t.deterministic ? part_cost(longest) : ITEM_TILES)) {
         p.aligned = true;
         p.stretch = aligned;
     } else if (even) {
-        const uint32_t whole = (n + p.n_workers - 1) / p.n_workers * piece_cost(t, p, longest);
+        const uint32_t whole = divide_up(n, p.n_workers) * piece_cost(t, p, longest);
         p.stretch = whole <= p.stretch + p.stretch / 16 ? whole : p.stretch;
     }
     p.snap = p.aligned ? 1 : 1 + p.stretch / 16;
@@ -237,7 +261,7 @@ static __device__ uint32_t first_part_of(const plan &p, uint32_t worker, uint32_
 {
     const uint32_t cut = worker * p.stretch, middle = at + cost / 2;
 
-    return cut <= middle ? 0 : min((cut - middle + cost - 1) / cost, n);
+    return cut <= middle ? 0 : min(divide_up(cut - middle, cost), n);
 }
 
 /* What this block has of a piece that begins at `at`: parts [from, from + n) (deterministic), or
@@ -263,14 +287,15 @@ static __device__ plan_share share_of(const yard_mla_decode_task &t, const plan 
     return s;
 }
 
-/* Slots of the deterministic table: rows that several workers share, then each worker's own. */
+/* Slots of the deterministic table: rows that several workers share, then each worker's own. In the
+ * fast one, a worker's is its number and that of the pieces with parts so far. */
 static __device__ uint32_t fixed_slot(uint32_t idx)
 {
     return idx * MLA_MAX_SPLITS;
 }
 
-/* Where the parts of a piece lie, for deterministic rows but for the slots; n < 2: one worker has
- * all. */
+/* Which workers have parts of a piece, for all but those of a deterministic row that one has alone:
+ * n of them, or n parts, and what its first part's slot would be if no piece before had parts. */
 static __device__ mla_splits splits_of(const yard_mla_decode_task &t, const plan &p,
                                        const plan_row &r, uint32_t at, uint32_t row)
 {
@@ -280,28 +305,27 @@ static __device__ mla_splits splits_of(const yard_mla_decode_task &t, const plan
     s.row_and_count = (row + 1 - n_rows) * 8 + n_rows;
     if (t.deterministic) {
         const uint32_t n = count_parts(r.tiles), cost = part_cost(r.tiles), middle = at + cost / 2;
-        const bool shared = middle / p.stretch != (middle + (n - 1) * cost) / p.stretch;
+        const bool shared = divide(middle, p.stretch) != divide(middle + (n - 1) * cost, p.stretch);
         s.n = shared ? n : 1;
-        s.step = 1;
     } else {
         /* the first worker is the one before the first cut that is not moved to the beginning, the
          * last one the one before the first that is moved to, or lies at, the end */
-        const uint32_t first = (at + p.snap - 1) / p.stretch;
-        s.n = max((max(at + r.tiles, p.snap) - p.snap) / p.stretch, first) + 1 - first;
-        s.first = 2 * first + 1;
-        s.second = 2 * (first + 1);
-        s.step = 2;
+        const uint32_t first = divide(at + p.snap - 1, p.stretch);
+        s.n = max(divide(max(at + r.tiles, p.snap) - p.snap, p.stretch), first) + 1 - first;
+        s.first = first;
     }
     return s;
 }
 
 /* The i-th item of a share. */
 static __device__ mla_item item_of(const yard_mla_decode_task &t, const plan &p, const plan_row &r,
-                                   const plan_share &share, const mla_splits &s, uint32_t i)
+                                   const plan_share &share, const mla_splits &s, uint32_t split,
+                                   uint32_t i)
 {
     mla_item item = {};
 
     item.row_and_count = s.row_and_count;
+    item.seq = r.seq;
     if (t.deterministic) {
         const uint32_t n = count_parts(r.tiles), part = share.from + i;
         const uint32_t first = s.n > 1 ? s.first : fixed_slot(p.n_workers + p.worker);
@@ -312,10 +336,9 @@ static __device__ mla_item item_of(const yard_mla_decode_task &t, const plan &p,
     } else {
         item.first_tile = share.from;
         item.end_tile = share.to;
-        item.slot = share.from == 0 && share.to == r.tiles
-                        ? -1
-                        : (int16_t)(2 * p.worker + (share.from == 0));
+        item.slot = s.n > 1 ? (int16_t)(p.worker + split) : -1;
     }
+    item.last_positions = item.end_tile == r.tiles ? r.last_positions : YARD_PAGE_TOKENS;
     return item;
 }
 
@@ -324,52 +347,50 @@ static __device__ mla_item item_of(const yard_mla_decode_task &t, const plan &p,
 /* The sums over the threads before this one, and over earlier calls; *carry: of all so far. */
 static __device__ plan_sums sum_before(plan_shared &m, plan_sums x, plan_sums *carry)
 {
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    plan_sums sum = x, before = *carry;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, all = 0xffffffffu;
+    plan_sums sum = x, before, others = {};
 
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
-        const uint32_t cost = __shfl_up_sync(0xffffffffu, sum.cost, distance);
-        const uint32_t items = __shfl_up_sync(0xffffffffu, sum.items, distance);
+        const uint32_t cost = __shfl_up_sync(all, sum.cost, distance);
+        const uint32_t items = __shfl_up_sync(all, sum.items, distance);
         sum.cost += lane >= (uint32_t)distance ? cost : 0;
         sum.items += lane >= (uint32_t)distance ? items : 0;
     }
     if (lane == 31)
         m.warp_sums[warp] = sum;
     __syncthreads(); /* all warps' sums are there, and this call's before the next one's */
-    for (uint32_t i = 0; i < PLAN_WARPS; i++) {
-        const plan_sums w = m.warp_sums[i];
-        before.cost += i < warp ? w.cost : 0;
-        before.items += i < warp ? w.items : 0;
-        carry->cost += w.cost;
-        carry->items += w.items;
-    }
-    before.cost += sum.cost - x.cost;
-    before.items += sum.items - x.items;
+    if (lane < PLAN_WARPS)
+        others = m.warp_sums[lane];
+    before.cost =
+        carry->cost + __reduce_add_sync(all, lane < warp ? others.cost : 0) + sum.cost - x.cost;
+    before.items =
+        carry->items + __reduce_add_sync(all, lane < warp ? others.items : 0) + sum.items - x.items;
+    carry->cost += __reduce_add_sync(all, others.cost);
+    carry->items += __reduce_add_sync(all, others.items);
     return before;
 }
 
 /* How many pieces with parts come before this thread's. */
 static __device__ uint32_t count_before(plan_shared &m, bool has_parts, uint32_t *carry)
 {
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const uint32_t all = __ballot_sync(0xffffffffu, has_parts);
-    uint32_t before = *carry + __popc(all & ((1u << lane) - 1));
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, all = 0xffffffffu;
+    const uint32_t mine = __ballot_sync(all, has_parts);
 
     if (lane == 0)
-        m.warp_splits[warp] = __popc(all);
+        m.warp_splits[warp] = __popc(mine);
     __syncthreads(); /* as in sum_before */
-    for (uint32_t i = 0; i < PLAN_WARPS; i++) {
-        before += i < warp ? m.warp_splits[i] : 0;
-        *carry += m.warp_splits[i];
-    }
+    const uint32_t others = lane < PLAN_WARPS ? m.warp_splits[lane] : 0;
+    const uint32_t before = *carry + __reduce_add_sync(all, lane < warp ? others : 0) +
+                            __popc(mine & ((1u << lane) - 1));
+    *carry += __reduce_add_sync(all, others);
     return before;
 }
 
-/* Returns the number of this block's items; writes the first to shared memory, and the rest to its
- * list. All threads; ends with a barrier. */
+/* Returns the number of this block's items; writes the first items and splits to shared memory, and
+ * the rest to its lists. All threads; ends with a barrier. */
 static __device__ uint32_t make_plan(const yard_mla_decode_task &t, plan_shared &m, plan &p,
-                                     plan_kept &kept, mla_item *list)
+                                     plan_kept &kept, mla_item *list, mla_splits *splits)
 {
     plan_sums carry = {};
     uint32_t n_splits = 0;
@@ -383,18 +404,19 @@ static __device__ uint32_t make_plan(const yard_mla_decode_task &t, plan_shared 
     }
     p.end = min((uint32_t)*t.batch.n_tokens, t.max_rows);
     __syncthreads(); /* zeros are there */
-    add_up(t, m, p);
+    if (p.end == 0)
+        return 0;
+    plan_row r = look_at(t.batch, p, threadIdx.x);
+    add_up(t, m, p, r);
     p.chain = t.deterministic ? 1 : choose_chain(t, m);
     p.lanes = (p.chain * t.n_heads + MLA_ROWS - 1) / MLA_ROWS;
-    p.n_workers = gridDim.x / p.lanes;
-    p.worker = blockIdx.x / p.lanes;
-    p.lane = blockIdx.x % p.lanes;
+    p.n_workers = divide(gridDim.x, p.lanes);
+    p.worker = divide(blockIdx.x, p.lanes);
+    p.lane = blockIdx.x - p.worker * p.lanes;
     if (m.total[TOTAL_PIECES] == 0)
         return 0;
     cut_line(t, m, p);
-    for (uint32_t from = 0; from < p.end; from += PLAN_THREADS) {
-        const uint32_t row = from + threadIdx.x;
-        const plan_row r = look_at(t.batch, p, row);
+    for (uint32_t row = threadIdx.x;;) {
         const bool is_piece = ends_piece(r, p.chain);
         plan_sums x = {};
         plan_share share = {};
@@ -416,18 +438,18 @@ static __device__ uint32_t make_plan(const yard_mla_decode_task &t, plan_shared 
         }
         /* ends with the first ordinal known, before the others find their places */
         const uint32_t split = count_before(m, s.n > 1, &n_splits);
-        if (t.deterministic) {
-            s.first = fixed_slot(split);
-            s.second = s.first + 1;
-        }
-        if (s.n > 1 && split < SHARED_SPLITS)
-            kept.splits[split] = s;
-        else if (s.n > 1 && split % gridDim.x == blockIdx.x)
-            ((mla_splits *)t.space.splits)[split] = s;
+        s.first = t.deterministic ? fixed_slot(split) : s.first + split;
+        if (s.n > 1)
+            (split < SHARED_SPLITS ? kept.splits : splits)[split] = s;
         for (uint32_t i = 0; i < share.n; i++) {
             const uint32_t place = ordinal - m.first_ordinal + i;
-            (place < SHARED_ITEMS ? kept.items : list)[place] = item_of(t, p, r, share, s, i);
+            (place < SHARED_ITEMS ? kept.items : list)[place] =
+                item_of(t, p, r, share, s, split, i);
         }
+        row += PLAN_THREADS;
+        if (row - threadIdx.x >= p.end)
+            break;
+        r = look_at(t.batch, p, row);
     }
     if (threadIdx.x == 0) {
         kept.n_splits = n_splits;

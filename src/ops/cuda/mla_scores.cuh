@@ -13,58 +13,25 @@ static __device__ __forceinline__ int seen_by(const yard_mla_decode_task &t, uin
     return idx < n * t.n_heads ? t.batch.position[first + idx / t.n_heads] + 1 : 0;
 }
 
-/* A thread's share of the queries that wgmma reads from shared memory. */
-struct query_pieces {
-    uint4 rotated[4], step; /* step: the last latents */
-};
-
-static __device__ __forceinline__ void load_rotated(const yard_mla_decode_task &t, uint32_t first,
-                                                    uint32_t n, uint32_t idx0, query_pieces &pieces)
-{
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint32_t at = threadIdx.x % 128 + 128 * i;
-        pieces.rotated[i] =
-            *(const uint4 *)(query_of(t, first, n, idx0 + at / 8).rotated + at % 8 * 8);
-    }
-}
-
-static __device__ __forceinline__ void store_pieces(const decode_shared &m,
-                                                    const query_pieces &pieces)
-{
-    const uint32_t thread = threadIdx.x % 128;
-
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint32_t at = thread + 128 * i, r = at / 8, piece = at % 8;
-        *(uint4 *)(m.bytes + ROPE_AT + r * 128 + (piece ^ r % 8) * 16) = pieces.rotated[i];
-    }
-    *(uint4 *)(m.bytes + STEP_AT + thread * 16) = pieces.step;
-    fence_async_shared(); /* wgmma reads what these stores wrote */
-    named_sync(SCORE_WARPS, 128);
-}
-
-/* Queries that are in shared memory; their stage is the copy engine's then. */
-static __device__ __forceinline__ void take_queries(const yard_mla_decode_task &t,
-                                                    const decode_shared &m, const mla_item &item,
-                                                    uint32_t idx0,
+/* Queries that are in shared memory, but for the rotated ones, which are where they belong; their
+ * stage is the copy engine's then. */
+static __device__ __forceinline__ void take_queries(const decode_shared &m,
                                                     uint32_t (&q)[4 * REGISTER_STEPS])
 {
     const uint32_t thread = threadIdx.x % 128, lane = thread % 32;
     const uint32_t row = thread / 32 * 16 + lane % 16; /* of ldmatrix */
-    const uint32_t from = m.base + QUERIES_AT + row * QUERY_STEP + lane / 16 * 16;
+    const uint32_t from =
+        m.base + QUERIES_AT + row / 8 * BOX_BYTES + row % 8 * 128 + (lane / 16 ^ row % 8) * 16;
+    const uint32_t last = QUERIES_AT + thread % 64 / 8 * BOX_BYTES + 7 * BOX_ROW_BYTES +
+                          thread % 8 * 128 + (6 + thread / 64 ^ thread % 8) * 16;
 
-    query_pieces pieces;
-
-    load_rotated(t, item.row_and_count / 8, item.row_and_count % 8, idx0, pieces);
     barrier_wait(m.queries_here, 0);
 #pragma unroll
     for (int k = 0; k < REGISTER_STEPS; k++)
-        load_matrix(from + k * 32, q + 4 * k);
-    pieces.step = *(const uint4 *)(m.bytes + QUERIES_AT + thread % 64 * QUERY_STEP +
-                                   REGISTER_STEPS * 32 + thread / 64 * 16);
-    store_pieces(m, pieces);
-    named_arrive(QUERIES_TAKEN, 128 + 32);
+        load_matrix((from ^ k % 4 * 32) + k / 4 * BOX_ROW_BYTES, q + 4 * k);
+    *(uint4 *)(m.bytes + STEP_AT + thread * 16) = *(const uint4 *)(m.bytes + last);
+    fence_async_shared(); /* wgmma reads what this store wrote */
+    named_sync(QUERIES_STORED, 128);
 }
 
 static __device__ __forceinline__ void load_queries(const yard_mla_decode_task &t,
@@ -77,7 +44,7 @@ static __device__ __forceinline__ void load_queries(const yard_mla_decode_task &
     const uint32_t row = thread / 32 * 16 + lane / 4;
     const uint32_t *a = (const uint32_t *)query_of(t, first, n, idx0 + row).latent + lane % 4;
     const uint32_t *b = (const uint32_t *)query_of(t, first, n, idx0 + row + 8).latent + lane % 4;
-    query_pieces pieces;
+    uint4 rotated[4];
 
 #pragma unroll
     for (int k = 0; k < REGISTER_STEPS; k++) {
@@ -86,23 +53,36 @@ static __device__ __forceinline__ void load_queries(const yard_mla_decode_task &
         q[4 * k + 2] = __ldg(a + 8 * k + 4);
         q[4 * k + 3] = __ldg(b + 8 * k + 4);
     }
-    pieces.step = *(const uint4 *)(query_of(t, first, n, idx0 + thread % 64).latent +
-                                   REGISTER_STEPS * 16 + thread / 64 * 8);
-    load_rotated(t, first, n, idx0, pieces);
-    named_sync(SCORE_WARPS, 128); /* all warps have multiplied with the queries that lie there */
-    store_pieces(m, pieces);
+    const uint4 step = *(const uint4 *)(query_of(t, first, n, idx0 + thread % 64).latent +
+                                        REGISTER_STEPS * 16 + thread / 64 * 8);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t at = thread + 128 * i;
+        rotated[i] = *(const uint4 *)(query_of(t, first, n, idx0 + at / 8).rotated + at % 8 * 8);
+    }
+    named_sync(QUERIES_STORED, 128); /* all warps have multiplied with the queries that lie there */
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t at = thread + 128 * i, r = at / 8, piece = at % 8;
+        *(uint4 *)(m.bytes + ROPE_AT + r * 128 + (piece ^ r % 8) * 16) = rotated[i];
+    }
+    *(uint4 *)(m.bytes + STEP_AT + thread * 16) = step;
+    fence_async_shared(); /* wgmma reads what these stores wrote */
+    named_sync(QUERIES_STORED, 128);
 }
 
-/* The rows of the next item into L2. */
+/* The rows of item i into L2, if they are others than those loaded; its record is there with the
+ * item before. */
 static __device__ __forceinline__ void prefetch_queries(const yard_mla_decode_task &t,
                                                         const decode_shared &m,
-                                                        const block_share &b, uint32_t i)
+                                                        const block_share &b, uint32_t i,
+                                                        uint32_t loaded)
 {
     const uint32_t thread = threadIdx.x % 128;
 
-    if (i >= b.n_items)
+    if (i >= b.n_items || item_at(m, i).row_and_count == loaded)
         return;
-    const mla_item item = item_at(m, b, i);
+    const mla_item &item = item_at(m, i);
     const query_row q =
         query_of(t, item.row_and_count / 8, item.row_and_count % 8, b.lane * MLA_ROWS + thread / 2);
 #pragma unroll
@@ -155,7 +135,8 @@ static __device__ __forceinline__ void store_weights(const float (&d)[32], uint3
                      pack_bf16(d[8 * j + 6], d[8 * j + 7]));
 }
 
-static __device__ __forceinline__ void compute_scores(const yard_mla_decode_task &t,
+static __device__ __forceinline__ void compute_scores(const yard_mla_decode_maps &maps,
+                                                      const yard_mla_decode_task &t,
                                                       const decode_shared &m, const block_share &b)
 {
     const uint32_t thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
@@ -166,25 +147,35 @@ static __device__ __forceinline__ void compute_scores(const yard_mla_decode_task
     uint32_t tiles = 0, stage = 0, phase = 0; /* tiles: so far, over all items */
 
     uint32_t q[4 * REGISTER_STEPS], loaded = 0xffffffffu; /* of which rows */
+    int n0 = 0, n1 = 0; /* positions from here on that the thread's two rows see */
 
     wait_previous_kernel();
     allow_next_kernel(); /* later than the wait: see yard_mla_workspace */
+    if (t.boxes && b.n_items && lane == 0)
+        feed_queries(maps, t, m, b);
+    __syncwarp();
     for (uint32_t i = 0; i < b.n_items; i++) {
-        const mla_item item = item_at(m, b, i);
-        const uint32_t first = item.row_and_count / 8, n = item.row_and_count % 8;
-        const int start = (int)item.first_tile * YARD_PAGE_TOKENS;
-        int n_left = (int)(item.end_tile - item.first_tile);
-        int n0 = seen_by(t, first, n, b.lane * MLA_ROWS + row) - start - (int)(lane % 4 * 2);
-        int n1 = seen_by(t, first, n, b.lane * MLA_ROWS + row + 8) - start - (int)(lane % 4 * 2);
         row_state s0 = { lowest_log2, 0.0f }, s1 = { lowest_log2, 0.0f };
         float d[32];
 
-        if (i == 0)
-            take_queries(t, m, item, b.lane * MLA_ROWS, q);
-        else if (item.row_and_count != loaded) /* parts of one row come one after another */
-            load_queries(t, m, item, b.lane * MLA_ROWS, q);
-        loaded = item.row_and_count;
-        prefetch_queries(t, m, b, i + 1);
+        if (i > 0) /* the item is there with its first tile */
+            barrier_wait(m.full + 8 * stage * PARTS, phase);
+        const mla_item item = item_at(m, i);
+        int n_left = item.end_tile - item.first_tile;
+        if (item.row_and_count != loaded) { /* parts of one row come one after another */
+            const uint32_t first = item.row_and_count / 8, n = item.row_and_count % 8;
+            const int start = item.first_tile * YARD_PAGE_TOKENS + (int)(lane % 4 * 2);
+            n0 = seen_by(t, first, n, b.lane * MLA_ROWS + row) - start;
+            n1 = seen_by(t, first, n, b.lane * MLA_ROWS + row + 8) - start;
+            if (t.boxes && i == 0)
+                take_queries(m, q);
+            else
+                load_queries(t, m, item, b.lane * MLA_ROWS, q);
+            if (i == 0)
+                named_arrive(QUERIES_TAKEN, 128 + 32);
+            loaded = item.row_and_count;
+        }
+        prefetch_queries(t, m, b, i + 1, loaded);
         for (bool is_first = true;; is_first = false) {
             issue_scores(m, d, q, stage, phase);
             /* shrink factors of two tiles ago are free to be overwritten; for an item's first tile
@@ -204,8 +195,7 @@ static __device__ __forceinline__ void compute_scores(const yard_mla_decode_task
             }
             store_weights(d, weights + stage * TILE_BYTES);
             if (n_left == 1) {
-                const int end = t.batch.position[first + n - 1] + 1 -
-                                (int)(item.end_tile - 1) * YARD_PAGE_TOKENS;
+                const int end = item_at(m, i).last_positions;
                 if (end < YARD_PAGE_TOKENS)
                     clear_tail(m, stage, end);
             }
@@ -227,7 +217,7 @@ static __device__ __forceinline__ void compute_scores(const yard_mla_decode_task
             float *inverse = (float *)(m.bytes + INVERSE_AT) + row;
             inverse[0] = s0.sum > 0.0f ? 1.0f / s0.sum : 0.0f;
             inverse[8] = s1.sum > 0.0f ? 1.0f / s1.sum : 0.0f;
-            const int32_t slot = item_at(m, b, i).slot;
+            const int32_t slot = item_at(m, i).slot;
             if (slot >= 0) {
                 float *lse = t.space.lse + ((size_t)slot * b.lanes + b.lane) * MLA_ROWS + row;
                 lse[0] = s0.reference + log2f(s0.sum);

@@ -28,11 +28,13 @@ enum {
     TAIL_STEPS = 12,            /* of the next scores under way when values may start */
     SCORE_REGISTERS = 184,
     VALUE_REGISTERS = 160, /* the assembler wants that many for 256 columns */
+    SCORE_WARPS = 4,
     VALUE_WARPS = 8,
 
-    /* the first item's queries come by way of the last stage, in rows that share no banks */
-    QUERY_BYTES = MLA_RANK * 2,
-    QUERY_STEP = QUERY_BYTES + 16,
+    /* the first item's queries come by way of the last stage, in boxes of [8 chunks, 8 heads, 64
+     * columns], rows of 128 bytes, swizzled */
+    BOX_ROW_BYTES = MLA_BOX_HEADS * 128, /* a chunk */
+    BOX_BYTES = MLA_RANK / 64 * BOX_ROW_BYTES,
     QUERIES_AT = (STAGES - 1) * TILE_BYTES,
 
     ROPE_AT = STAGES * TILE_BYTES,   /* rotated queries, as a chunk */
@@ -48,7 +50,7 @@ static_assert(SHARED_BYTES <= 227 * 1024, "shared memory of a block");
 static_assert(sizeof(mla_item) == MLA_ITEM_BYTES && sizeof(mla_splits) == MLA_SPLIT_BYTES, "sizes");
 
 /* Barriers of some warps; 0 is the block's. */
-enum { SCORE_WARPS = 1, QUERIES_TAKEN, ALL_STORED, OWN_STORED };
+enum { QUERIES_STORED = 1, QUERIES_TAKEN, ALL_STORED, OWN_STORED, TEAM_DONE };
 
 struct decode_shared {
     uint8_t *bytes;
@@ -71,10 +73,10 @@ struct block_share {
     uint32_t n_items, lane, lanes;
 };
 
-static __device__ __forceinline__ mla_item item_at(const decode_shared &m, const block_share &b,
-                                                   uint32_t i)
+/* An item that the producer has begun: after a wait for its first tile. */
+static __device__ __forceinline__ const mla_item &item_at(const decode_shared &m, uint32_t i)
 {
-    return i < SHARED_ITEMS ? ((const plan_kept *)(m.bytes + KEPT_AT))->items[i] : b.list[i];
+    return ((const plan_kept *)(m.bytes + KEPT_AT))->items[i % SHARED_ITEMS];
 }
 
 /* Where a query row's two pieces lie; rows beyond the last one read the first. */
@@ -94,27 +96,34 @@ static __device__ __forceinline__ query_row query_of(const yard_mla_decode_task 
     return q;
 }
 
-/* The producer's place, in shared memory: one thread's registers are a warpgroup's. */
+/* The producer's place, in shared memory: one thread's registers are a warpgroup's. It never waits
+ * for memory: the page of the next tile and the record of the item after this one are on their way
+ * while it does something else. */
 struct feed {
     uint32_t item, tile, end;
-    int32_t page;
+    int32_t page; /* after copy_wait */
     const int32_t *pages;
 };
 static_assert(sizeof(feed) == 24, "FEED_AT");
 
+/* A record goes where the one before the last four was. All warps are done with that: the last four
+ * have a tile each at least, and the first of those tiles has been multiplied. */
 static __device__ __forceinline__ void feed_item(const yard_mla_decode_task &t,
                                                  const decode_shared &m, const block_share &b,
                                                  volatile feed *f)
 {
-    if (f->item >= b.n_items)
+    const uint32_t i = f->item;
+
+    if (i >= b.n_items)
         return;
-    const mla_item item = item_at(m, b, f->item);
-    const int32_t *pages =
-        t.batch.page_table + (size_t)t.batch.seq[item.row_and_count / 8] * t.batch.page_table_ld;
+    const mla_item &item = item_at(m, i);
+    const int32_t *pages = t.batch.page_table + (size_t)item.seq * t.batch.page_table_ld;
     f->tile = item.first_tile;
     f->end = item.end_tile;
     f->pages = pages;
-    f->page = pages[item.first_tile];
+    copy_ahead<4>(m.base + FEED_AT + offsetof(feed, page), pages + item.first_tile);
+    if (i + 1 >= SHARED_ITEMS && i + 1 < b.n_items)
+        copy_ahead<16>(shared_address(&item_at(m, i + 1)), b.list + i + 1);
 }
 
 /* Asks for the next tile, if there is one. */
@@ -127,6 +136,7 @@ static __device__ __forceinline__ void feed_tile(const yard_tensor_map *map,
 
     if (f->item >= b.n_items)
         return;
+    copy_wait();
     const uint32_t row = (uint32_t)f->page * YARD_PAGE_TOKENS;
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
@@ -138,36 +148,46 @@ static __device__ __forceinline__ void feed_tile(const yard_tensor_map *map,
     const uint32_t tile = f->tile + 1;
     f->tile = tile;
     if (tile < f->end) {
-        f->page = f->pages[tile];
+        copy_ahead<4>(m.base + FEED_AT + offsetof(feed, page), f->pages + tile);
     } else {
         f->item = f->item + 1;
         feed_item(t, m, b, f);
     }
 }
 
-/* The first item's queries; a warp. */
-static __device__ __forceinline__ void feed_queries(const yard_mla_decode_task &t,
+/* A score warp's rows of the first item's queries. Boxes beyond the last row read the first. */
+static __device__ __forceinline__ void feed_queries(const yard_mla_decode_maps &maps,
+                                                    const yard_mla_decode_task &t,
                                                     const decode_shared &m, const block_share &b)
 {
-    const mla_item item = item_at(m, b, 0);
+    const mla_item &item = item_at(m, 0);
+    const uint32_t first = item.row_and_count / 8, n = item.row_and_count % 8;
 
-    if (threadIdx.x % 32 == 0)
-        barrier_expect(m.queries_here, MLA_ROWS * QUERY_BYTES);
-    __syncwarp(); /* expected before they come */
-    for (uint32_t row = threadIdx.x % 32; row < MLA_ROWS; row += 32)
-        bulk_load(
-            m.base + QUERIES_AT + row * QUERY_STEP,
-            query_of(t, item.row_and_count / 8, item.row_and_count % 8, b.lane * MLA_ROWS + row)
-                .latent,
-            QUERY_BYTES, m.queries_here);
+    barrier_expect(m.queries_here, 2 * (BOX_BYTES + BOX_ROW_BYTES));
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t box = threadIdx.x / 32 * 2 + i;
+        const uint32_t idx = b.lane * MLA_ROWS + box * MLA_BOX_HEADS;
+        const uint32_t at = idx < n * t.n_heads ? idx : 0;
+        const uint32_t row = first + at / t.n_heads, head = at % t.n_heads;
+        tma_load_4d(m.base + QUERIES_AT + box * BOX_BYTES, &maps.latent, head, row, m.queries_here);
+        tma_load_4d(m.base + ROPE_AT + box * BOX_ROW_BYTES, &maps.rotated, head, row,
+                    m.queries_here);
+    }
 }
 
-/* The first tiles into L2, whatever of them is there already: nothing is read yet. */
-static __device__ __forceinline__ void prefetch_tiles(const yard_tensor_map *map, volatile feed *f)
+/* The first tiles into L2, whatever of them is there already: nothing is read yet. A warp. */
+static __device__ __forceinline__ void
+prefetch_tiles(const yard_tensor_map *map, const yard_mla_decode_task &t, const mla_item &item)
 {
-    for (uint32_t tile = f->tile; tile < min(f->end, f->tile + STAGES); tile++)
-        for (int i = 0; i < PARTS; i++)
-            tma_prefetch_3d(map, 0, (uint32_t)f->pages[tile] * YARD_PAGE_TOKENS, i * PART_CHUNKS);
+    const uint32_t tile = item.first_tile + threadIdx.x % 32;
+
+    if (threadIdx.x % 32 >= STAGES || tile >= item.end_tile)
+        return;
+    const int32_t *pages = t.batch.page_table + (size_t)item.seq * t.batch.page_table_ld;
+    const uint32_t row = (uint32_t)pages[tile] * YARD_PAGE_TOKENS;
+    for (int i = 0; i < PARTS; i++)
+        tma_prefetch_3d(map, 0, row, i * PART_CHUNKS);
 }
 
 #endif

@@ -36,7 +36,7 @@ static __device__ __forceinline__ uint16_t *result_of(const yard_mla_decode_task
            idx % t.n_heads * MLA_RANK;
 }
 
-/* The first queries and tiles; one warp. */
+/* The first tiles; one warp. */
 static __device__ __forceinline__ void feed_first(const yard_tensor_map *map,
                                                   const yard_mla_decode_task &t,
                                                   const decode_shared &m, const block_share &b)
@@ -46,17 +46,14 @@ static __device__ __forceinline__ void feed_first(const yard_tensor_map *map,
 
     if (b.n_items == 0)
         return;
+    prefetch_tiles(map, t, item_at(m, 0));
     if (feeds) {
         f->item = 0;
         feed_item(t, m, b, f);
-        prefetch_tiles(map, f);
-    }
-    __syncwarp();
-    wait_previous_kernel();
-    feed_queries(t, m, b);
-    if (feeds)
+        wait_previous_kernel();
         for (uint32_t i = 0; i < STAGES - 1; i++)
             feed_tile(map, t, m, b, i);
+    }
     __syncwarp();
     named_sync(QUERIES_TAKEN, 128 + 32); /* the last stage is free */
     if (feeds)
@@ -80,15 +77,16 @@ static __device__ __forceinline__ void compute_values(const yard_tensor_map *map
         feed_first(map, t, m, b);
     wait_previous_kernel(); /* the kernel ahead may still read partial results, or y */
     for (uint32_t i = 0; i < b.n_items; i++) {
-        const mla_item item = item_at(m, b, i);
-        uint32_t n_left = item.end_tile - item.first_tile, used;
+        uint32_t n_left = 0, used;
         for (int is_first = 1;; is_first = 0) {
             const uint64_t weights =
                 wgmma_descriptor(m.base + stage * TILE_BYTES + ROPE_CHUNK * CHUNK_BYTES);
             const uint64_t values = wgmma_descriptor_rows(
                 m.base + stage * TILE_BYTES + half * (ROPE_CHUNK / 2) * CHUNK_BYTES, CHUNK_BYTES);
             barrier_wait(m.weights_ready, tiles & 1);
-            if (!is_first)
+            if (is_first)
+                n_left = item_at(m, i).end_tile - item_at(m, i).first_tile;
+            else
                 shrink_rows(d,
                             make_float2(*(volatile const float *)(shrink + (tiles & 1) * 64),
                                         *(volatile const float *)(shrink + (tiles & 1) * 64 + 8)));
@@ -112,16 +110,15 @@ static __device__ __forceinline__ void compute_values(const yard_tensor_map *map
         const float f1 = *(volatile const float *)(inverse + 8);
         arrive_warp(m.values_done);
         refill(map, t, m, b, tiles - 1, used);
-        const mla_item done = item_at(m, b, i);
+        const mla_item &done = item_at(m, i);
         bool wanted0, wanted1;
         uint16_t *to0 = result_of(t, b, done, row, &wanted0) + half * 256;
         uint16_t *to1 = result_of(t, b, done, row + 8, &wanted1) + half * 256;
         store_row<0>(d, f0, to0, wanted0);
         store_row<1>(d, f1, to1, wanted1);
         __syncwarp(); /* the item is read again: no register is left to keep it */
-        const mla_item last = item_at(m, b, i);
-        if (last.n_parts) {
-            join_own(t, b, last);
+        if (item_at(m, i).n_parts) {
+            join_own(t, b, item_at(m, i));
 #pragma unroll
             for (int k = 0; k < 128; k++) /* so that no register is kept over the join */
                 d[k] = 0.0f;

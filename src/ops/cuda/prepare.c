@@ -20,7 +20,7 @@ static yard_status encode(yard_tensor_map *out, const void *data, uint32_t eleme
                           uint32_t n_dims, const cuuint64_t *dims, const cuuint64_t *strides,
                           const cuuint32_t *box, yard_error *err)
 {
-    const cuuint32_t steps[3] = { 1, 1, 1 };
+    const cuuint32_t steps[4] = { 1, 1, 1, 1 };
     void *fn = NULL;
     enum cudaDriverEntryPointQueryResult found;
     CUresult code;
@@ -63,6 +63,17 @@ yard_status yard_cuda_encode_chunks(yard_tensor_map *out, const void *data, uint
     const cuuint32_t box[3] = { GEMM_BLOCK_BYTES / 2, box_rows, box_chunks };
 
     return encode(out, data, 2, 3, dims, strides, box, err);
+}
+
+yard_status yard_cuda_encode_heads(yard_tensor_map *out, const void *data, uint64_t n_rows,
+                                   uint32_t n_heads, uint32_t head_ld, uint32_t ld,
+                                   uint32_t n_chunks, uint32_t box_heads, yard_error *err)
+{
+    const cuuint64_t dims[4] = { GEMM_BLOCK_BYTES / 2, n_heads, n_rows, n_chunks };
+    const cuuint64_t strides[3] = { 2 * (cuuint64_t)head_ld, 2 * (cuuint64_t)ld, GEMM_BLOCK_BYTES };
+    const cuuint32_t box[4] = { GEMM_BLOCK_BYTES / 2, box_heads, 1, n_chunks };
+
+    return encode(out, data, 2, 4, dims, strides, box, err);
 }
 
 /* ---- shapes ---------------------------------------------------------------------------------- */

@@ -150,6 +150,28 @@ static __device__ __forceinline__ void tma_prefetch_3d(const void *map, uint32_t
                  : "memory");
 }
 
+/* Box (0, head, row, 0) of a map of four dimensions. */
+static __device__ __forceinline__ void tma_load_4d(uint32_t to, const void *map, uint32_t head,
+                                                   uint32_t row, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%5, %3, %4, %5}], [%2];" ::"r"(to),
+                 "l"(map), "r"(bar), "r"(head), "r"(row), "r"(0)
+                 : "memory");
+}
+
+/* N bytes (4, 8 or 16) to shared memory; copy_wait waits for all of the thread's. */
+template <int N> static __device__ __forceinline__ void copy_ahead(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(N)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void copy_wait(void)
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 /* The map itself, which the first copy would wait for. */
 static __device__ __forceinline__ void prefetch_map(const void *map)
 {
