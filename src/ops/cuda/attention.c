@@ -22,6 +22,8 @@ static size_t items_bytes(const yard_ops_limits *limits)
 
 static const size_t splits_bytes = (size_t)2 * MLA_MAX_BLOCKS * MLA_MAX_BLOCKS * MLA_SPLIT_BYTES;
 
+static const size_t records_bytes = (size_t)2 * MLA_MAX_BLOCKS * MLA_RECORD_BYTES;
+
 /* Partial results of that many thread blocks. */
 static size_t count_rooms(uint32_t n_blocks, bool deterministic)
 {
@@ -69,7 +71,7 @@ size_t yard_cuda_attention_bytes(const yard_ops_limits *limits)
 {
     if (!has_latents(limits))
         return 0;
-    return items_bytes(limits) + splits_bytes +
+    return items_bytes(limits) + splits_bytes + records_bytes +
            count_rooms(MLA_MAX_BLOCKS, true) * (MLA_ROOM_BYTES + room_lse_bytes) +
            sizeof(yard_mla_meeting) + (expands(limits) ? prefill_bytes(limits) : 0);
 }
@@ -82,6 +84,15 @@ static yard_status take(void **out, size_t n_bytes, yard_error *err)
         return yard_fail(err, YARD_ENOMEM, "cuda: attention: %zu bytes: %s", n_bytes,
                          cudaGetErrorString(code));
     return YARD_OK;
+}
+
+static yard_status take_zeros(void **out, size_t n_bytes, yard_error *err)
+{
+    yard_status st = take(out, n_bytes, err);
+
+    if (st == YARD_OK && cudaMemset(*out, 0, n_bytes) != cudaSuccess)
+        st = yard_fail(err, YARD_EDEVICE, "cuda: attention: cannot clear %zu bytes", n_bytes);
+    return st;
 }
 
 static yard_status open_prefill(cuda_stream *s, yard_error *err)
@@ -128,14 +139,13 @@ yard_status yard_cuda_attention_open(cuda_stream *s, yard_error *err)
     if (st == YARD_OK)
         st = take(&w->splits, splits_bytes, err);
     if (st == YARD_OK)
+        st = take_zeros(&w->records, records_bytes, err);
+    if (st == YARD_OK)
         st = take(&w->partial, n_rooms * MLA_ROOM_BYTES, err);
     if (st == YARD_OK)
         st = take((void **)&w->lse, n_rooms * room_lse_bytes, err);
     if (st == YARD_OK)
-        st = take((void **)&w->meeting, sizeof(*w->meeting), err);
-    if (st == YARD_OK && cudaMemset(w->meeting, 0, sizeof(*w->meeting)) != cudaSuccess)
-        st = yard_fail(err, YARD_EDEVICE, "cuda: attention: cannot clear %zu bytes",
-                       sizeof(*w->meeting));
+        st = take_zeros((void **)&w->meeting, sizeof(*w->meeting), err);
     if (st == YARD_OK && expands(&s->limits))
         st = open_prefill(s, err);
     return st;
@@ -145,6 +155,7 @@ void yard_cuda_attention_close(cuda_stream *s)
 {
     cudaFree(s->mla.items);
     cudaFree(s->mla.splits);
+    cudaFree(s->mla.records);
     cudaFree(s->mla.partial);
     cudaFree(s->mla.lse);
     cudaFree(s->mla.meeting);

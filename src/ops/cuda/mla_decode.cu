@@ -1,6 +1,7 @@
 #include "ops/cuda/mla_decode.h"
 
 #include "ops/cuda/mla_join.cuh"
+#include "ops/cuda/mla_record.cuh"
 #include "ops/cuda/mla_scores.cuh"
 #include "ops/cuda/mla_values.cuh"
 
@@ -13,8 +14,9 @@ static __global__ void __launch_bounds__(PLAN_THREADS, 1)
     const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     mla_item *list = (mla_item *)t.space.items + (size_t)blockIdx.x * t.space.max_items;
     mla_splits *splits = (mla_splits *)t.space.splits + blockIdx.x * MLA_MAX_BLOCKS;
+    plan_record *record = (plan_record *)t.space.records + blockIdx.x;
+    plan_kept &kept = *(plan_kept *)(raw + KEPT_AT);
     block_share b;
-    plan p;
 
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < STAGES * PARTS; i++)
@@ -31,12 +33,18 @@ static __global__ void __launch_bounds__(PLAN_THREADS, 1)
     }
     /* The batch was there before the step, so the plan need not wait for the kernels ahead. Its
      * memory is the first tile's later. */
-    b.n_items = make_plan(t, *(plan_shared *)raw, p, *(plan_kept *)(raw + KEPT_AT), list, splits);
-    b.list = list;
-    b.lane = p.lane;
-    b.lanes = p.lanes;
+    if (!recall_plan(t, *record, kept)) {
+        make_plan(t, *(plan_shared *)raw, kept, list, splits);
+        __syncthreads(); /* the plan is complete */
+        keep_plan(t, kept, record);
+    }
     fence_async_shared(); /* the plan is read before the copy engine writes over it */
     __syncthreads();      /* barriers and first items are there */
+    b.list = list;
+    b.splits = splits;
+    b.n_items = kept.n_items;
+    b.lane = kept.lane;
+    b.lanes = kept.lanes;
     if (warpgroup == 0) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)SCORE_REGISTERS));
         compute_scores(maps, t, m, b);
@@ -44,7 +52,7 @@ static __global__ void __launch_bounds__(PLAN_THREADS, 1)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)VALUE_REGISTERS));
         compute_values(&maps.cache, t, m, b, warpgroup - 1);
     }
-    join_parts(t, m, splits);
+    join_parts(t, m, b.splits);
 }
 
 yard_status yard_cuda_mla_decode_open(uint32_t *n_thread_blocks, yard_error *err)
@@ -79,6 +87,8 @@ yard_status yard_cuda_mla_decode_launch(const yard_mla_decode_maps *maps,
                        (size_t)space->turn * MLA_MAX_BLOCKS * space->max_items * MLA_ITEM_BYTES;
     task.space.splits = (uint8_t *)space->splits +
                         (size_t)space->turn * MLA_MAX_BLOCKS * MLA_MAX_BLOCKS * MLA_SPLIT_BYTES;
+    task.space.records =
+        (uint8_t *)space->records + (size_t)space->turn * MLA_MAX_BLOCKS * MLA_RECORD_BYTES;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;

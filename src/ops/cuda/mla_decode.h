@@ -28,6 +28,7 @@ enum {
     MLA_FIXED_BLOCK_ROOMS = 2 * MLA_MAX_SPLITS, /* deterministic */
     MLA_ITEM_BYTES = 16,
     MLA_SPLIT_BYTES = 8,
+    MLA_RECORD_BYTES = 4096,
     MLA_PATIENCE_NS = 1000000,
     MLA_ROOM_BYTES = MLA_ROWS * MLA_RANK * 2
 };
@@ -38,11 +39,13 @@ typedef struct yard_mla_meeting {
 } yard_mla_meeting;
 
 /* A stream's memory for the kernel. Plans are made before the kernels ahead are done, so a launch
- * must not write where the one before still reads: there are two of each, taken by turns. */
+ * must not write where the one before still reads: there are two of each, taken by turns. The
+ * launch before the last is done: the last one waited for it before it let this one begin. */
 typedef struct yard_mla_workspace {
     void *items;   /* [2, MLA_MAX_BLOCKS, max_items] MLA_ITEM_BYTES: what each block does */
     void *splits;  /* [2, MLA_MAX_BLOCKS, MLA_MAX_BLOCKS] MLA_SPLIT_BYTES: where parts lie, in each
                     * block's words */
+    void *records; /* [2, MLA_MAX_BLOCKS] MLA_RECORD_BYTES: plans to find again; zeros at first */
     void *partial; /* [rooms] MLA_ROOM_BYTES */
     float *lse;    /* [rooms, 64] log2 of sums of exponentials */
     yard_mla_meeting *meeting;

@@ -58,7 +58,17 @@ struct plan_shared {
 struct plan_kept {
     mla_item items[SHARED_ITEMS];
     mla_splits splits[SHARED_SPLITS];
-    uint32_t n_splits, chain; /* the same in all blocks */
+    uint32_t n_items;
+    uint8_t lane, lanes; /* lane: which of the pieces' heads the block has */
+    uint16_t n_splits;   /* this and the chain are the same in all blocks */
+    uint32_t chain;
+};
+
+/* What a block has to do. */
+struct block_share {
+    const mla_item *list; /* its items beyond the first */
+    const mla_splits *splits;
+    uint32_t n_items, lane, lanes;
 };
 
 struct plan_row {
@@ -387,11 +397,12 @@ static __device__ uint32_t count_before(plan_shared &m, bool has_parts, uint32_t
     return before;
 }
 
-/* Returns the number of this block's items; writes the first items and splits to shared memory, and
- * the rest to its lists. All threads; ends with a barrier. */
-static __device__ uint32_t make_plan(const yard_mla_decode_task &t, plan_shared &m, plan &p,
-                                     plan_kept &kept, mla_item *list, mla_splits *splits)
+/* Works out the block's share; writes the first items and splits to shared memory, and the rest to
+ * its lists. All threads; a barrier must follow. */
+static __device__ void make_plan(const yard_mla_decode_task &t, plan_shared &m, plan_kept &kept,
+                                 mla_item *list, mla_splits *splits)
 {
+    plan p;
     plan_sums carry = {};
     uint32_t n_splits = 0;
 
@@ -401,11 +412,12 @@ static __device__ uint32_t make_plan(const yard_mla_decode_task &t, plan_shared 
         m.first_ordinal = 0xffffffffu;
         m.n_items = 0;
         kept.n_splits = 0;
+        kept.n_items = 0;
     }
     p.end = min((uint32_t)*t.batch.n_tokens, t.max_rows);
     __syncthreads(); /* zeros are there */
     if (p.end == 0)
-        return 0;
+        return;
     plan_row r = look_at(t.batch, p, threadIdx.x);
     add_up(t, m, p, r);
     p.chain = t.deterministic ? 1 : choose_chain(t, m);
@@ -414,7 +426,7 @@ static __device__ uint32_t make_plan(const yard_mla_decode_task &t, plan_shared 
     p.worker = divide(blockIdx.x, p.lanes);
     p.lane = blockIdx.x - p.worker * p.lanes;
     if (m.total[TOTAL_PIECES] == 0)
-        return 0;
+        return;
     cut_line(t, m, p);
     for (uint32_t row = threadIdx.x;;) {
         const bool is_piece = ends_piece(r, p.chain);
@@ -454,9 +466,12 @@ static __device__ uint32_t make_plan(const yard_mla_decode_task &t, plan_shared 
     if (threadIdx.x == 0) {
         kept.n_splits = n_splits;
         kept.chain = p.chain;
+        kept.lane = p.lane;
+        kept.lanes = p.lanes;
     }
     __syncthreads(); /* the list and its length are complete */
-    return m.n_items;
+    if (threadIdx.x == 0)
+        kept.n_items = m.n_items;
 }
 
 #endif

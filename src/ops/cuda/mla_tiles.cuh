@@ -67,12 +67,6 @@ struct decode_shared {
     }
 };
 
-/* The block's place: which items, which of the pieces' heads. */
-struct block_share {
-    const mla_item *list;
-    uint32_t n_items, lane, lanes;
-};
-
 /* An item that the producer has begun: after a wait for its first tile. */
 static __device__ __forceinline__ const mla_item &item_at(const decode_shared &m, uint32_t i)
 {
@@ -97,8 +91,8 @@ static __device__ __forceinline__ query_row query_of(const yard_mla_decode_task 
 }
 
 /* The producer's place, in shared memory: one thread's registers are a warpgroup's. It never waits
- * for memory: the page of the next tile and the record of the item after this one are on their way
- * while it does something else. */
+ * for memory: the page of the next tile and the item after this one are on their way while it does
+ * something else. */
 struct feed {
     uint32_t item, tile, end;
     int32_t page; /* after copy_wait */
@@ -106,8 +100,8 @@ struct feed {
 };
 static_assert(sizeof(feed) == 24, "FEED_AT");
 
-/* A record goes where the one before the last four was. All warps are done with that: the last four
- * have a tile each at least, and the first of those tiles has been multiplied. */
+/* Item i + 1 goes where item i - 5 was. All warps are done with that: the tile before item i was
+ * just asked for, so the third before it has been multiplied, and that is no earlier than i - 4. */
 static __device__ __forceinline__ void feed_item(const yard_mla_decode_task &t,
                                                  const decode_shared &m, const block_share &b,
                                                  volatile feed *f)

@@ -276,6 +276,20 @@ static __device__ __forceinline__ uint32_t load_acquire(const uint32_t *p)
     return value;
 }
 
+/* Words of shared memory by their address. */
+static __device__ __forceinline__ uint32_t load_shared(uint32_t from)
+{
+    uint32_t x;
+
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+    return x;
+}
+
+static __device__ __forceinline__ void store_shared(uint32_t to, uint32_t x)
+{
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+
 /* ---- small things -------------------------------------------------------------------- */
 
 /* lo in the lower half. */
