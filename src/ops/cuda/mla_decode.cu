@@ -45,12 +45,16 @@ static __global__ void __launch_bounds__(PLAN_THREADS, 1)
     b.n_items = kept.n_items;
     b.lane = kept.lane;
     b.lanes = kept.lanes;
+    b.halves = kept.halves;
     if (warpgroup == 0) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)SCORE_REGISTERS));
         compute_scores(maps, t, m, b);
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)VALUE_REGISTERS));
-        compute_values(&maps.cache, t, m, b, warpgroup - 1);
+        if (__shfl_sync(0xffffffffu, b.halves >> (warpgroup - 1), 0) & 1)
+            compute_values(&maps.cache, t, m, b, warpgroup - 1);
+        else
+            skip_values(&maps.cache, t, m, b);
     }
     join_parts(t, m, b.splits);
 }

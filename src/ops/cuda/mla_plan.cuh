@@ -2,12 +2,13 @@
  * that no kernel has to run before, and nothing of it is known to the host.
  *
  * A *piece* is up to four rows of one sequence that read the cache together (draft tokens); with
- * its heads it fills some blocks' 64 query rows, `lanes` of them. A *worker* is as many blocks. All
- * pieces lie in a line, a tile of 64 positions a unit and some for the start of each, which is cut
- * into equal stretches, one a worker. Pieces are cut there (fast), or at fixed positions into parts
- * that go to the worker whose stretch has their middle (deterministic: there a piece is one row,
- * and where it is cut depends on its length alone). Where it costs no more, pieces begin with a
- * stretch, and no worker has two of them, or stretches with a piece, and none is cut. */
+ * its heads it fills some blocks' 64 query rows, `lanes` of them. A *worker* is as many blocks, or
+ * twice as many with half the columns each. All pieces lie in a line, a tile of 64 positions a unit
+ * and some for the start of each, which is cut into equal stretches, one a worker. Pieces are cut
+ * there (fast), or at fixed positions into parts that go to the worker whose stretch has their
+ * middle (deterministic: there a piece is one row, and where it is cut depends on its length
+ * alone). Where it costs no more, pieces begin with a stretch, and no worker has two of them, or
+ * stretches with a piece, and none is cut. */
 #ifndef YARD_OPS_CUDA_MLA_PLAN_CUH
 #define YARD_OPS_CUDA_MLA_PLAN_CUH
 
@@ -17,7 +18,7 @@ enum {
     PLAN_THREADS = 384,
     PLAN_WARPS = PLAN_THREADS / 32,
     ITEM_TILES = 3,   /* what the start and the end of an item cost, in tiles */
-    LEAST_TILES = 3,  /* of a stretch: shorter ones make more parts to join */
+    LEAST_TILES = 2,  /* of a stretch: shorter ones make more parts to join */
     SHARED_ITEMS = 6, /* of a block, by turns: see feed_item; the rest lies in memory */
     SHARED_SPLITS = 2 /* the first pieces that several blocks compute; likewise */
 };
@@ -60,15 +61,18 @@ struct plan_kept {
     mla_splits splits[SHARED_SPLITS];
     uint32_t n_items;
     uint8_t lane, lanes; /* lane: which of the pieces' heads the block has */
-    uint16_t n_splits;   /* this and the chain are the same in all blocks */
-    uint32_t chain;
+    uint8_t halves;      /* of the columns: HALF_0, HALF_1 or both */
+    uint8_t chain;       /* this and n_splits are the same in all blocks */
+    uint32_t n_splits;
 };
+
+enum { HALF_0 = 1, HALF_1 = 2, BOTH_HALVES = HALF_0 | HALF_1 };
 
 /* What a block has to do. */
 struct block_share {
     const mla_item *list; /* its items beyond the first */
     const mla_splits *splits;
-    uint32_t n_items, lane, lanes;
+    uint32_t n_items, lane, lanes, halves;
 };
 
 struct plan_row {
@@ -81,7 +85,7 @@ struct plan_row {
 /* The line of a block. */
 struct plan {
     uint32_t end; /* of rows */
-    uint32_t chain, lanes, n_workers, worker, lane;
+    uint32_t chain, lanes, n_workers, worker, lane, halves;
     uint32_t stretch, snap;
     bool aligned; /* pieces begin with a stretch */
 };
@@ -136,7 +140,7 @@ static __device__ uint32_t divide_up(uint32_t x, uint32_t d)
  * in the same place. */
 static __device__ uint32_t part_tiles(uint32_t n_tiles)
 {
-    uint32_t tiles = n_tiles <= 16 ? 4 : 8;
+    uint32_t tiles = n_tiles <= 16 ? 4 : 10;
 
     while (tiles * MLA_MAX_SPLITS < n_tiles)
         tiles *= 2;
@@ -222,6 +226,25 @@ static __device__ uint32_t choose_chain(const yard_mla_decode_task &t, const pla
             chain = q;
     }
     return chain;
+}
+
+/* Which blocks are a worker. Where each part has a worker of its own even if workers are twice as
+ * many blocks, a block has half the columns: scores are computed twice, and a part is done sooner.
+ * It changes no bit: both blocks write the same sums of exponentials. */
+static __device__ void choose_workers(const yard_mla_decode_task &t, const plan_shared &m, plan &p)
+{
+    const uint32_t parts = m.total[TOTAL_PIECES] * count_parts(m.total[TOTAL_LONGEST]);
+    const bool halved = t.deterministic && parts * p.lanes * 2 <= gridDim.x;
+    const uint32_t n_blocks = halved ? 2 * p.lanes : p.lanes;
+
+    p.n_workers = divide(gridDim.x, n_blocks);
+    p.worker = divide(blockIdx.x, n_blocks);
+    p.lane = blockIdx.x - p.worker * n_blocks;
+    p.halves = BOTH_HALVES;
+    if (halved) {
+        p.halves = p.lane < p.lanes ? HALF_0 : HALF_1;
+        p.lane -= p.lane < p.lanes ? 0 : p.lanes;
+    }
 }
 
 /* Chooses the stretch. */
@@ -315,7 +338,9 @@ static __device__ mla_splits splits_of(const yard_mla_decode_task &t, const plan
     s.row_and_count = (row + 1 - n_rows) * 8 + n_rows;
     if (t.deterministic) {
         const uint32_t n = count_parts(r.tiles), cost = part_cost(r.tiles), middle = at + cost / 2;
-        const bool shared = divide(middle, p.stretch) != divide(middle + (n - 1) * cost, p.stretch);
+        /* blocks that have half the columns join nothing alone */
+        const bool shared = p.halves != BOTH_HALVES ||
+                            divide(middle, p.stretch) != divide(middle + (n - 1) * cost, p.stretch);
         s.n = shared ? n : 1;
     } else {
         /* the first worker is the one before the first cut that is not moved to the beginning, the
@@ -422,11 +447,9 @@ static __device__ void make_plan(const yard_mla_decode_task &t, plan_shared &m, 
     add_up(t, m, p, r);
     p.chain = t.deterministic ? 1 : choose_chain(t, m);
     p.lanes = (p.chain * t.n_heads + MLA_ROWS - 1) / MLA_ROWS;
-    p.n_workers = divide(gridDim.x, p.lanes);
-    p.worker = divide(blockIdx.x, p.lanes);
-    p.lane = blockIdx.x - p.worker * p.lanes;
     if (m.total[TOTAL_PIECES] == 0)
         return;
+    choose_workers(t, m, p);
     cut_line(t, m, p);
     for (uint32_t row = threadIdx.x;;) {
         const bool is_piece = ends_piece(r, p.chain);
@@ -468,6 +491,7 @@ static __device__ void make_plan(const yard_mla_decode_task &t, plan_shared &m, 
         kept.chain = p.chain;
         kept.lane = p.lane;
         kept.lanes = p.lanes;
+        kept.halves = p.halves;
     }
     __syncthreads(); /* the list and its length are complete */
     if (threadIdx.x == 0)

@@ -126,4 +126,27 @@ static __device__ __forceinline__ void compute_values(const yard_tensor_map *map
     }
 }
 
+/* The warpgroup of the half that the block has not: it takes part in what both do. */
+static __device__ __forceinline__ void skip_values(const yard_tensor_map *map,
+                                                   const yard_mla_decode_task &t,
+                                                   const decode_shared &m, const block_share &b)
+{
+    uint32_t tiles = 0, stage = 0;
+
+    if (threadIdx.x / 32 == 4)
+        feed_first(map, t, m, b);
+    wait_previous_kernel();
+    for (uint32_t i = 0; i < b.n_items; i++) {
+        uint32_t n_left = 0;
+        do {
+            barrier_wait(m.weights_ready, tiles & 1);
+            n_left = n_left ? n_left : item_at(m, i).end_tile - item_at(m, i).first_tile;
+            arrive_warp(m.values_done);
+            refill(map, t, m, b, tiles, stage);
+            tiles++;
+            stage = stage == STAGES - 1 ? 0 : stage + 1;
+        } while (--n_left);
+    }
+}
+
 #endif
