@@ -201,18 +201,33 @@ static bool in_pieces(const yard_rows *r)
 static bool decode_fits(const cuda_stream *s, const yard_mla_decode_args *a)
 {
     return s->mla.items && a->kv_rank == MLA_RANK && a->rope_dims == MLA_ROPE &&
-           a->cache.dtype == YARD_BF16 && a->cache.width == MLA_WIDTH &&
-           (uintptr_t)a->cache.data % 16 == 0 && in_pieces(&a->q_latent) && in_pieces(&a->q) &&
-           in_pieces(&a->y) && a->head_dim % 8 == 0 && a->batch->page_table_ld <= UINT16_MAX &&
+           (a->cache.dtype == YARD_BF16 || a->cache.dtype == YARD_FP8_E4M3) &&
+           a->cache.width == MLA_WIDTH && (uintptr_t)a->cache.data % 16 == 0 &&
+           in_pieces(&a->q_latent) && in_pieces(&a->q) && in_pieces(&a->y) &&
+           a->head_dim % 8 == 0 && a->batch->page_table_ld <= UINT16_MAX &&
            yard_ceil_div(a->n_heads, MLA_ROWS) <= s->mla.n_thread_blocks;
+}
+
+/* How many pages there are is not known. */
+static yard_status map_cache(yard_mla_decode_maps *maps, const yard_kv_layer *cache,
+                             yard_error *err)
+{
+    enum { MOST_ROWS = 1 << 30, CHUNKS = MLA_WIDTH / 64 };
+    const yard_latent_row row = yard_latent_row_of(cache->dtype, MLA_RANK, MLA_ROPE);
+    yard_status st;
+
+    maps->fp8 = cache->dtype == YARD_FP8_E4M3;
+    st = yard_cuda_encode_chunks(&maps->cache, cache->data, MOST_ROWS,
+                                 maps->fp8 ? MLA_CODES_CHUNKS : CHUNKS, row.n_bytes,
+                                 YARD_PAGE_TOKENS, maps->fp8 ? MLA_CODES_CHUNKS : CHUNKS / 3, err);
+    if (st == YARD_OK && maps->fp8)
+        st = yard_cuda_encode_chunks(&maps->keys, (const uint8_t *)cache->data + row.rope_at,
+                                     MOST_ROWS, 1, row.n_bytes, YARD_PAGE_TOKENS, 1, err);
+    return st;
 }
 
 static yard_status decode_tiles(cuda_stream *s, const yard_mla_decode_args *a, yard_error *err)
 {
-    enum {
-        MOST_ROWS = 1 << 30,
-        CHUNKS = MLA_WIDTH / 64
-    }; /* how many pages there are is not known */
     const yard_mla_decode_task task = { .batch = *a->batch,
                                         .n_heads = a->n_heads,
                                         .head_dim = a->head_dim,
@@ -223,9 +238,7 @@ static yard_status decode_tiles(cuda_stream *s, const yard_mla_decode_args *a, y
                                         .deterministic = s->deterministic,
                                         .boxes = a->n_heads % MLA_BOX_HEADS == 0 };
     yard_mla_decode_maps maps = { 0 };
-    yard_status st =
-        yard_cuda_encode_chunks(&maps.cache, a->cache.data, MOST_ROWS, CHUNKS,
-                                MLA_WIDTH * sizeof(uint16_t), YARD_PAGE_TOKENS, CHUNKS / 3, err);
+    yard_status st = map_cache(&maps, &a->cache, err);
 
     if (st == YARD_OK && task.boxes)
         st = yard_cuda_encode_heads(&maps.latent, (const uint16_t *)a->q_latent.data,

@@ -5,6 +5,7 @@
 #include "ops/cuda/mla_scores.cuh"
 #include "ops/cuda/mla_values.cuh"
 
+template <bool FP8>
 static __global__ void __launch_bounds__(PLAN_THREADS, 1)
     mla_decode_kernel(const __grid_constant__ yard_mla_decode_maps maps,
                       const __grid_constant__ yard_mla_decode_task t)
@@ -19,13 +20,17 @@ static __global__ void __launch_bounds__(PLAN_THREADS, 1)
     block_share b;
 
     if (threadIdx.x == 0) {
-        for (uint32_t i = 0; i < STAGES * PARTS; i++)
-            barrier_init(m.full + 8 * i, 1);
+        for (uint32_t i = 0; i < STAGES * PARTS; i++) /* FP8: who widens, and the rotated keys */
+            barrier_init(m.full + 8 * i, FP8 ? VALUE_WARPS + (i % PARTS == PARTS - 1) : 1);
+        for (uint32_t i = 0; i < STAGES; i++)
+            barrier_init(m.codes + 8 * i, 1);
         barrier_init(m.weights_ready, SCORE_WARPS);
         barrier_init(m.values_done, VALUE_WARPS);
         barrier_init(m.queries_here, SCORE_WARPS);
         barrier_init_fence();
         prefetch_map(&maps.cache);
+        if (FP8)
+            prefetch_map(&maps.keys);
         if (t.boxes) {
             prefetch_map(&maps.latent);
             prefetch_map(&maps.rotated);
@@ -52,9 +57,9 @@ static __global__ void __launch_bounds__(PLAN_THREADS, 1)
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)VALUE_REGISTERS));
         if (__shfl_sync(0xffffffffu, b.halves >> (warpgroup - 1), 0) & 1)
-            compute_values(&maps.cache, t, m, b, warpgroup - 1);
+            compute_values<FP8>(maps, t, m, b, warpgroup - 1);
         else
-            skip_values(&maps.cache, t, m, b);
+            skip_values<FP8>(maps, t, m, b);
     }
     join_parts(t, m, b.splits);
 }
@@ -63,8 +68,11 @@ yard_status yard_cuda_mla_decode_open(uint32_t *n_thread_blocks, yard_error *err
 {
     int device = 0, n = 0;
     cudaError_t code = cudaFuncSetAttribute(
-        mla_decode_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+        mla_decode_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
 
+    if (code == cudaSuccess)
+        code = cudaFuncSetAttribute(mla_decode_kernel<true>,
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     if (code == cudaSuccess)
         code = cudaGetDevice(&device);
     if (code == cudaSuccess)
@@ -101,7 +109,8 @@ yard_status yard_cuda_mla_decode_launch(const yard_mla_decode_maps *maps,
     config.gridDim = dim3(space->n_thread_blocks, 1, 1);
     config.blockDim = dim3(PLAN_THREADS, 1, 1);
     config.dynamicSmemBytes = SHARED_BYTES;
-    code = cudaLaunchKernelEx(&config, mla_decode_kernel, *maps, task);
+    code = cudaLaunchKernelEx(
+        &config, maps->fp8 ? mla_decode_kernel<true> : mla_decode_kernel<false>, *maps, task);
     if (code != cudaSuccess)
         return yard_fail(err, YARD_EDEVICE, "mla_decode: launch: %s", cudaGetErrorString(code));
     return YARD_OK;

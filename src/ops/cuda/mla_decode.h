@@ -1,5 +1,5 @@
 /* MLA decode on tensor cores: absorbed attention over the paged latent cache of DeepSeek models,
- * bf16, rank 512 and 64 rotated dimensions. Plain C. */
+ * bf16 or FP8, rank 512 and 64 rotated dimensions. Plain C. */
 #ifndef YARD_OPS_CUDA_MLA_DECODE_H
 #define YARD_OPS_CUDA_MLA_DECODE_H
 
@@ -18,10 +18,11 @@ enum {
     MLA_RANK = 512,
     MLA_ROPE = 64,
     MLA_WIDTH = MLA_RANK + MLA_ROPE,
-    MLA_ROWS = 64,       /* query rows (heads of some tokens) of a thread block */
-    MLA_BOX_HEADS = 8,   /* that the copy engine brings at once */
-    MLA_MAX_CHAIN = 4,   /* tokens of a sequence that read the cache together */
-    MLA_MAX_SPLITS = 16, /* of a row in the deterministic table */
+    MLA_CODES_CHUNKS = 5, /* of 128 bytes: an FP8 row's codes and scales */
+    MLA_ROWS = 64,        /* query rows (heads of some tokens) of a thread block */
+    MLA_BOX_HEADS = 8,    /* that the copy engine brings at once */
+    MLA_MAX_CHAIN = 4,    /* tokens of a sequence that read the cache together */
+    MLA_MAX_SPLITS = 16,  /* of a row in the deterministic table */
     MLA_MAX_BLOCKS = 160,
     /* partial results kept at once, a block: [64, 512] bf16 and 64 f32 */
     MLA_BLOCK_ROOMS = 2,
@@ -67,7 +68,10 @@ typedef struct yard_mla_decode_task {
 
 /* How the copy engine sees the task's memory; queries if it has boxes. */
 typedef struct yard_mla_decode_maps {
-    yard_tensor_map cache;           /* boxes of [3 chunks of 64 columns, 64 rows] */
+    bool fp8; /* which cache */
+    /* boxes of [3 chunks of 64 columns, 64 rows]; FP8: of [5 chunks of 128 bytes, 64 rows], codes
+     * and scales, and keys are the rotated ones, [1 chunk of 64 columns, 64 rows] */
+    yard_tensor_map cache, keys;
     yard_tensor_map latent, rotated; /* [8 chunks or 1, 1 row, MLA_BOX_HEADS heads] */
 } yard_mla_decode_maps;
 

@@ -129,16 +129,6 @@ static __device__ __forceinline__ void load_codes(const yard_prefill_task &t, co
     }
 }
 
-/* bf16 of two codes times their scale, the lower first. */
-static __device__ __forceinline__ uint32_t widen_pair(uint32_t codes, float scale)
-{
-    uint32_t halves;
-
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)codes));
-    return pack_bf16(__fmul_rn(__half2float(__ushort_as_half((uint16_t)halves)), scale),
-                     __fmul_rn(__half2float(__ushort_as_half((uint16_t)(halves >> 16))), scale));
-}
-
 /* The values of an FP8 cache. */
 static __device__ __forceinline__ void load_widened(const yard_prefill_task &t,
                                                     const expand_range &r, uint8_t *shared,

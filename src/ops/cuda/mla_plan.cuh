@@ -20,7 +20,7 @@ enum {
     ITEM_TILES = 3,   /* what the start and the end of an item cost, in tiles */
     LEAST_TILES = 2,  /* of a stretch: shorter ones make more parts to join */
     SHARED_ITEMS = 6, /* of a block, by turns: see feed_item; the rest lies in memory */
-    SHARED_SPLITS = 2 /* the first pieces that several blocks compute; likewise */
+    SHARED_SPLITS = 1 /* the first piece that several blocks compute; likewise */
 };
 
 /* Tiles [first_tile, end_tile) of n_rows rows from `row` on. slot: where the partial result goes;
@@ -61,10 +61,11 @@ struct plan_kept {
     mla_splits splits[SHARED_SPLITS];
     uint32_t n_items;
     uint8_t lane, lanes; /* lane: which of the pieces' heads the block has */
-    uint8_t halves;      /* of the columns: HALF_0, HALF_1 or both */
-    uint8_t chain;       /* this and n_splits are the same in all blocks */
-    uint32_t n_splits;
+    uint8_t halves : 2;  /* of the columns: HALF_0, HALF_1 or both */
+    uint8_t chain : 6;   /* this and n_splits are the same in all blocks */
+    uint8_t n_splits;
 };
+static_assert(MLA_MAX_BLOCKS <= UINT8_MAX, "plan_kept");
 
 enum { HALF_0 = 1, HALF_1 = 2, BOTH_HALVES = HALF_0 | HALF_1 };
 

@@ -22,6 +22,7 @@ enum {
     PARTS = 3, /* a tile arrives in thirds, each with a barrier */
     PART_CHUNKS = TILE_CHUNKS / PARTS,
     PART_BYTES = PART_CHUNKS * CHUNK_BYTES,
+    CODES_CHUNK = 3,            /* an FP8 tile arrives here and beyond: see mla_widen.cuh */
     STEPS = MLA_WIDTH / 16,     /* of K, of scores */
     PART_STEPS = STEPS / PARTS, /* of a third */
     REGISTER_STEPS = 31,        /* queries in registers; then one step, then the rotated ones */
@@ -42,11 +43,11 @@ enum {
     SHRINK_AT = STEP_AT + 2048,      /* [2][64] f32 */
     INVERSE_AT = SHRINK_AT + 512,    /* [64] f32 */
     BARRIERS_AT = INVERSE_AT + 256,
-    FEED_AT = BARRIERS_AT + 8 * (STAGES * PARTS + 3),
-    KEPT_AT = FEED_AT + 32,
+    FEED_AT = BARRIERS_AT + 8 * (STAGES * PARTS + STAGES + 3),
+    KEPT_AT = FEED_AT + 24,
     SHARED_BYTES = KEPT_AT + sizeof(plan_kept)
 };
-static_assert(SHARED_BYTES <= 227 * 1024, "shared memory of a block");
+static_assert(SHARED_BYTES <= 227 * 1024 && KEPT_AT % 16 == 0, "shared memory of a block");
 static_assert(sizeof(mla_item) == MLA_ITEM_BYTES && sizeof(mla_splits) == MLA_SPLIT_BYTES, "sizes");
 
 /* Barriers of some warps; 0 is the block's. */
@@ -54,14 +55,17 @@ enum { QUERIES_STORED = 1, QUERIES_TAKEN, ALL_STORED, OWN_STORED, TEAM_DONE };
 
 struct decode_shared {
     uint8_t *bytes;
-    uint32_t base, full, weights_ready, values_done, queries_here;
+    uint32_t base;
+    /* full: thirds of stages, in bf16; codes: stages of an FP8 cache */
+    uint32_t full, codes, weights_ready, values_done, queries_here;
 
     __device__ __forceinline__ explicit decode_shared(uint8_t *raw)
     {
         bytes = raw;
         base = shared_address(raw);
         full = base + BARRIERS_AT;
-        weights_ready = full + 8 * STAGES * PARTS;
+        codes = full + 8 * STAGES * PARTS;
+        weights_ready = codes + 8 * STAGES;
         values_done = weights_ready + 8;
         queries_here = values_done + 8;
     }
@@ -120,11 +124,36 @@ static __device__ __forceinline__ void feed_item(const yard_mla_decode_task &t,
         copy_ahead<16>(shared_address(&item_at(m, i + 1)), b.list + i + 1);
 }
 
+static __device__ __forceinline__ void
+load_tile(const decode_shared &m, const yard_tensor_map *cache, uint32_t row, uint32_t stage)
+{
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+        const uint32_t bar = m.full + 8 * (stage * PARTS + i);
+        barrier_expect(bar, PART_BYTES);
+        tma_load_3d(m.base + stage * TILE_BYTES + i * PART_BYTES, cache, 0, row, i * PART_CHUNKS,
+                    bar);
+    }
+}
+
+/* Codes and scales; the rotated keys belong to the last third. */
+static __device__ __forceinline__ void
+load_codes(const decode_shared &m, const yard_mla_decode_maps &maps, uint32_t row, uint32_t stage)
+{
+    const uint32_t to = m.base + stage * TILE_BYTES, codes = m.codes + 8 * stage;
+    const uint32_t last = m.full + 8 * (stage * PARTS + PARTS - 1);
+
+    barrier_expect(codes, MLA_CODES_CHUNKS * CHUNK_BYTES);
+    tma_load_3d(to + CODES_CHUNK * CHUNK_BYTES, &maps.cache, 0, row, 0, codes);
+    barrier_expect(last, CHUNK_BYTES);
+    tma_load_3d(to + ROPE_CHUNK * CHUNK_BYTES, &maps.keys, 0, row, 0, last);
+}
+
 /* Asks for the next tile, if there is one. */
-static __device__ __forceinline__ void feed_tile(const yard_tensor_map *map,
-                                                 const yard_mla_decode_task &t,
-                                                 const decode_shared &m, const block_share &b,
-                                                 uint32_t stage)
+template <bool FP8>
+static __device__ __forceinline__ void
+feed_tile(const yard_mla_decode_maps &maps, const yard_mla_decode_task &t, const decode_shared &m,
+          const block_share &b, uint32_t stage)
 {
     volatile feed *f = (volatile feed *)(m.bytes + FEED_AT);
 
@@ -132,13 +161,10 @@ static __device__ __forceinline__ void feed_tile(const yard_tensor_map *map,
         return;
     copy_wait();
     const uint32_t row = (uint32_t)f->page * YARD_PAGE_TOKENS;
-#pragma unroll
-    for (int i = 0; i < PARTS; i++) {
-        const uint32_t bar = m.full + 8 * (stage * PARTS + i);
-        barrier_expect(bar, PART_BYTES);
-        tma_load_3d(m.base + stage * TILE_BYTES + i * PART_BYTES, map, 0, row, i * PART_CHUNKS,
-                    bar);
-    }
+    if (FP8)
+        load_codes(m, maps, row, stage);
+    else
+        load_tile(m, &maps.cache, row, stage);
     const uint32_t tile = f->tile + 1;
     f->tile = tile;
     if (tile < f->end) {
@@ -171,8 +197,10 @@ static __device__ __forceinline__ void feed_queries(const yard_mla_decode_maps &
 }
 
 /* The first tiles into L2, whatever of them is there already: nothing is read yet. A warp. */
-static __device__ __forceinline__ void
-prefetch_tiles(const yard_tensor_map *map, const yard_mla_decode_task &t, const mla_item &item)
+template <bool FP8>
+static __device__ __forceinline__ void prefetch_tiles(const yard_mla_decode_maps &maps,
+                                                      const yard_mla_decode_task &t,
+                                                      const mla_item &item)
 {
     const uint32_t tile = item.first_tile + threadIdx.x % 32;
 
@@ -180,8 +208,10 @@ prefetch_tiles(const yard_tensor_map *map, const yard_mla_decode_task &t, const 
         return;
     const int32_t *pages = t.batch.page_table + (size_t)item.seq * t.batch.page_table_ld;
     const uint32_t row = (uint32_t)pages[tile] * YARD_PAGE_TOKENS;
-    for (int i = 0; i < PARTS; i++)
-        tma_prefetch_3d(map, 0, row, i * PART_CHUNKS);
+    for (int i = 0; i < (FP8 ? 1 : PARTS); i++)
+        tma_prefetch_3d(&maps.cache, 0, row, i * PART_CHUNKS);
+    if (FP8)
+        tma_prefetch_3d(&maps.keys, 0, row, 0);
 }
 
 #endif

@@ -3,12 +3,13 @@
 #define YARD_OPS_CUDA_MLA_VALUES_CUH
 
 #include "ops/cuda/mla_join.cuh"
-#include "ops/cuda/mla_tiles.cuh"
+#include "ops/cuda/mla_widen.cuh"
 #include "ops/cuda/softmax.cuh"
 #include "ops/cuda/wgmma_attend.cuh"
 
 /* The stage of the tile that was just multiplied takes the next one, once both halves are done. */
-static __device__ __forceinline__ void refill(const yard_tensor_map *map,
+template <bool FP8>
+static __device__ __forceinline__ void refill(const yard_mla_decode_maps &maps,
                                               const yard_mla_decode_task &t, const decode_shared &m,
                                               const block_share &b, uint32_t tile, uint32_t stage)
 {
@@ -16,7 +17,7 @@ static __device__ __forceinline__ void refill(const yard_tensor_map *map,
         return;
     if (threadIdx.x == 128) {
         barrier_wait(m.values_done, tile & 1);
-        feed_tile(map, t, m, b, stage);
+        feed_tile<FP8>(maps, t, m, b, stage);
     }
     __syncwarp();
 }
@@ -37,7 +38,8 @@ static __device__ __forceinline__ uint16_t *result_of(const yard_mla_decode_task
 }
 
 /* The first tiles; one warp. */
-static __device__ __forceinline__ void feed_first(const yard_tensor_map *map,
+template <bool FP8>
+static __device__ __forceinline__ void feed_first(const yard_mla_decode_maps &maps,
                                                   const yard_mla_decode_task &t,
                                                   const decode_shared &m, const block_share &b)
 {
@@ -46,26 +48,26 @@ static __device__ __forceinline__ void feed_first(const yard_tensor_map *map,
 
     if (b.n_items == 0)
         return;
-    prefetch_tiles(map, t, item_at(m, 0));
+    prefetch_tiles<FP8>(maps, t, item_at(m, 0));
     if (feeds) {
         f->item = 0;
         feed_item(t, m, b, f);
         wait_previous_kernel();
         for (uint32_t i = 0; i < STAGES - 1; i++)
-            feed_tile(map, t, m, b, i);
+            feed_tile<FP8>(maps, t, m, b, i);
     }
     __syncwarp();
     named_sync(QUERIES_TAKEN, 128 + 32); /* the last stage is free */
     if (feeds)
-        feed_tile(map, t, m, b, STAGES - 1);
+        feed_tile<FP8>(maps, t, m, b, STAGES - 1);
     __syncwarp();
 }
 
 /* half: which 256 columns of the latents. */
-static __device__ __forceinline__ void compute_values(const yard_tensor_map *map,
-                                                      const yard_mla_decode_task &t,
-                                                      const decode_shared &m, const block_share &b,
-                                                      uint32_t half)
+template <bool FP8>
+static __device__ __forceinline__ void
+compute_values(const yard_mla_decode_maps &maps, const yard_mla_decode_task &t,
+               const decode_shared &m, const block_share &b, uint32_t half)
 {
     const uint32_t row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     const float *shrink = (const float *)(m.bytes + SHRINK_AT) + row;
@@ -74,8 +76,10 @@ static __device__ __forceinline__ void compute_values(const yard_tensor_map *map
     float d[128];
 
     if (threadIdx.x / 32 == 4)
-        feed_first(map, t, m, b);
+        feed_first<FP8>(maps, t, m, b);
     wait_previous_kernel(); /* the kernel ahead may still read partial results, or y */
+    if (FP8)
+        widen_first(m, b);
     for (uint32_t i = 0; i < b.n_items; i++) {
         uint32_t n_left = 0, used;
         for (int is_first = 1;; is_first = 0) {
@@ -96,6 +100,8 @@ static __device__ __forceinline__ void compute_values(const yard_tensor_map *map
             for (int k = 0; k < YARD_PAGE_TOKENS / 16; k++)
                 multiply_rows_256(d, weights + 2 * k, values + 128 * k, k > 0 || !is_first);
             wgmma_commit();
+            if (FP8)
+                widen_ahead(m, b, i, n_left, tiles, stage);
             wgmma_wait<0>();
             pin(d);
             used = stage;
@@ -104,12 +110,12 @@ static __device__ __forceinline__ void compute_values(const yard_tensor_map *map
             if (--n_left == 0)
                 break;
             arrive_warp(m.values_done);
-            refill(map, t, m, b, tiles - 1, used);
+            refill<FP8>(maps, t, m, b, tiles - 1, used);
         }
         const float f0 = *(volatile const float *)inverse;
         const float f1 = *(volatile const float *)(inverse + 8);
         arrive_warp(m.values_done);
-        refill(map, t, m, b, tiles - 1, used);
+        refill<FP8>(maps, t, m, b, tiles - 1, used);
         const mla_item &done = item_at(m, i);
         bool wanted0, wanted1;
         uint16_t *to0 = result_of(t, b, done, row, &wanted0) + half * 256;
@@ -127,22 +133,27 @@ static __device__ __forceinline__ void compute_values(const yard_tensor_map *map
 }
 
 /* The warpgroup of the half that the block has not: it takes part in what both do. */
-static __device__ __forceinline__ void skip_values(const yard_tensor_map *map,
+template <bool FP8>
+static __device__ __forceinline__ void skip_values(const yard_mla_decode_maps &maps,
                                                    const yard_mla_decode_task &t,
                                                    const decode_shared &m, const block_share &b)
 {
     uint32_t tiles = 0, stage = 0;
 
     if (threadIdx.x / 32 == 4)
-        feed_first(map, t, m, b);
+        feed_first<FP8>(maps, t, m, b);
     wait_previous_kernel();
+    if (FP8)
+        widen_first(m, b);
     for (uint32_t i = 0; i < b.n_items; i++) {
         uint32_t n_left = 0;
         do {
             barrier_wait(m.weights_ready, tiles & 1);
             n_left = n_left ? n_left : item_at(m, i).end_tile - item_at(m, i).first_tile;
+            if (FP8)
+                widen_ahead(m, b, i, n_left, tiles, stage);
             arrive_warp(m.values_done);
-            refill(map, t, m, b, tiles, stage);
+            refill<FP8>(maps, t, m, b, tiles, stage);
             tiles++;
             stage = stage == STAGES - 1 ? 0 : stage + 1;
         } while (--n_left);

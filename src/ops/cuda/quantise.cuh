@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include "ops/cuda/launch.h"
+#include "ops/cuda/ptx.cuh"
 
 /* As yard_bf16_round; host functions of base.h cannot be called here. */
 static __device__ __forceinline__ float bf16_round(float x)
@@ -72,6 +73,16 @@ static __device__ __forceinline__ float e4m3_value(uint8_t code)
 
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)code));
     return __half2float(__ushort_as_half((uint16_t)(halves & 0xffffu)));
+}
+
+/* bf16 of two codes times their scale, the lower first: a value of an FP8 cache. */
+static __device__ __forceinline__ uint32_t widen_pair(uint32_t codes, float scale)
+{
+    uint32_t halves;
+
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)codes));
+    return pack_bf16(__fmul_rn(__half2float(__ushort_as_half((uint16_t)halves)), scale),
+                     __fmul_rn(__half2float(__ushort_as_half((uint16_t)(halves >> 16))), scale));
 }
 
 static __device__ __forceinline__ float plain_value(yard_dtype dtype, const void *data, size_t at)

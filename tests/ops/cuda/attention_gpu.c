@@ -153,6 +153,26 @@ static double narrow_value(const scene *s, size_t row, uint32_t col)
         ((const float *)(const void *)(stored + at.scale_at))[col / YARD_GROUP]);
 }
 
+bool scene_widen(scene *s)
+{
+    const uint32_t row_bytes =
+        yard_latent_row_of(YARD_FP8_E4M3, s->kv_rank, s->width - s->kv_rank).n_bytes;
+    const size_t n_rows = s->pages.n_bytes / row_bytes;
+    twin wide;
+
+    if (!twin_create(s->b, &wide, n_rows * s->width * sizeof(uint16_t)))
+        return false;
+    for (size_t row = 0; row < n_rows; row++)
+        for (uint32_t c = 0; c < s->width; c++)
+            ((uint16_t *)wide.host)[row * s->width + c] =
+                yard_bf16_from_f32((float)narrow_value(s, row, c));
+    twin_destroy(s->b, &s->pages);
+    s->pages = wide;
+    s->cache.dtype = YARD_BF16;
+    s->cache.data = wide.device;
+    return twin_upload(s->b, &s->pages);
+}
+
 void scene_destroy(scene *s)
 {
     twin_destroy(s->b, &s->n_tokens);

@@ -27,6 +27,8 @@ bool scene_create(const bed *b, scene *s, const scene_seq *seqs, uint32_t n_seqs
                   yard_dtype dtype);
 /* Its bf16 cache becomes an FP8 one of latents. */
 bool scene_make_fp8(scene *s, uint32_t kv_rank, bool ue8m0);
+/* Its FP8 cache becomes a bf16 one of the same values. */
+bool scene_widen(scene *s);
 void scene_destroy(scene *s);
 /* The host's copies, changed by the test, to the device. */
 bool scene_upload(scene *s);

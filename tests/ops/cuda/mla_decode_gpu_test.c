@@ -18,6 +18,7 @@ typedef struct decode_shape {
 } decode_shape;
 
 static const decode_shape shapes[] = {
+    { "v2-lite, FP8 cache", 16, 128, 64, 512, YARD_BF16, true },
     { "demo, FP8 cache", 4, 64, 32, 128, YARD_BF16, true },
     { "v2-lite", 16, 128, 64, 512, YARD_BF16, false },
     { "demo", 4, 64, 32, 128, YARD_BF16, false },
@@ -27,9 +28,10 @@ static const decode_shape shapes[] = {
     { "k2", 64, 128, 64, 512, YARD_BF16, false },
     { "v3", 128, 128, 64, 512, YARD_BF16, false },
     { "odd, FP8 cache", 5, 20, 12, 72, YARD_BF16, true },
-    { "v2-lite, FP8 cache", 16, 128, 64, 512, YARD_BF16, true },
+    { "v3, tp 3, FP8 cache", 43, 128, 64, 512, YARD_BF16, true },
+    { "v3, FP8 cache", 128, 128, 64, 512, YARD_BF16, true },
 };
-enum { N_SHAPES = sizeof(shapes) / sizeof(shapes[0]), N_QUICK = 5 };
+enum { N_SHAPES = sizeof(shapes) / sizeof(shapes[0]), N_QUICK = 6 };
 
 typedef struct decode_case {
     const decode_shape *shape;
@@ -233,6 +235,23 @@ static void rows_alone(const bed *b, const decode_shape *h)
     case_destroy(b, &c);
 }
 
+/* An FP8 cache and a bf16 one of the same values. */
+static void widened(const bed *b, const decode_shape *h)
+{
+    static const scene_seq seqs[] = { { 3000, 2, true }, { 130, 3, true }, { 1, 1, true },
+                                      { 64, 1, true },   { 700, 4, true }, { 65, 2, true } };
+    decode_case c;
+    bool ok = case_create(b, &c, h, seqs, 6) && run_case(b, &c);
+    uint8_t *narrow = malloc(c.y.data.n_bytes);
+
+    memcpy(narrow, c.y.data.host, c.y.data.n_bytes);
+    ok = ok && scene_widen(&c.s) && run_case(b, &c) &&
+         !memcmp(narrow, c.y.data.host, c.y.data.n_bytes);
+    gpu_test_case(b->t, ok, "mla_decode %s, %s: the bits of a bf16 cache", b->variant, h->name);
+    free(narrow);
+    case_destroy(b, &c);
+}
+
 /* Blocks that do not wait for the others leave their share of the joining to the last one: the bits
  * stay, and the next launch finds nothing left over. */
 static void impatient(const bed *b, const decode_shape *h)
@@ -306,6 +325,8 @@ void gpu_test_mla_decode(gpu_test *t)
             all_cases(&b, &shapes[i]);
             replayed(&b, &shapes[i]);
             impatient(&b, &shapes[i]);
+            if (shapes[i].fp8_cache)
+                widened(&b, &shapes[i]);
             if (v == 1)
                 rows_alone(&b, &shapes[i]);
         }
