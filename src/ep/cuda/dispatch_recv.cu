@@ -48,7 +48,7 @@ DEVICE uint4 await_ids(const ARGS &a, recv_shared *s, uint4 v, const uint8_t *p,
     waiting w = BEGIN_WAITING;
 
     while (v.w != epoch) {
-        const uint32_t n = *(volatile uint32_t *)&s->n_tokens[source];
+        const uint32_t n = atomicAdd(&s->n_tokens[source], 0u);
 
         if (n != UNKNOWN && o.t >= n)
             return make_uint4(~0u, ~0u, 0, epoch);
@@ -102,7 +102,7 @@ DEVICE void await_counts(const ep_cuda_args &a, recv_shared *s, uint4 v, uint32_
             s->failed = 1;
         else if (!has_our_limit(a, v, rank))
             s->failed = 1;
-        *(volatile uint32_t *)&s->n_tokens[rank] = v.w == epoch ? v.x : 0;
+        atomicExch(&s->n_tokens[rank], v.w == epoch ? v.x : 0u); /* polled in await_ids() */
     }
     __syncwarp(); /* no lane polls for ids that another lane of its warp still counts here */
 }
