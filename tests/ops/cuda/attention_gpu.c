@@ -196,44 +196,67 @@ void scene_values(const scene *s, uint32_t seq, uint32_t position, uint32_t col,
                      : (double)((const float *)s->pages.host)[at + c];
 }
 
+/* [n], the caller's to free. */
+static double *softmax_weights(const double *q, const double *key, uint32_t n_q, uint32_t n,
+                               double scale)
+{
+    double *weight = malloc((n + 1) * sizeof(*weight)), sum = 0, most = -INFINITY;
+
+    for (uint32_t p = 0; p < n; p++) {
+        weight[p] = 0;
+        for (uint32_t c = 0; c < n_q; c++)
+            weight[p] += q[c] * key[(size_t)p * n_q + c];
+        weight[p] *= scale;
+        most = weight[p] > most ? weight[p] : most;
+    }
+    for (uint32_t p = 0; p < n; p++)
+        sum += weight[p] = exp(weight[p] - most);
+    for (uint32_t p = 0; p < n; p++)
+        weight[p] /= sum;
+    return weight;
+}
+
 void attend_reference(const double *q, const double *key, uint32_t n_q, const double *value,
                       uint32_t n_v, uint32_t n, double scale, double *out)
 {
-    double *score = malloc((n + 1) * sizeof(*score)), sum = 0, most = -INFINITY;
+    double *weight = softmax_weights(q, key, n_q, n, scale);
 
-    for (uint32_t p = 0; p < n; p++) {
-        score[p] = 0;
-        for (uint32_t c = 0; c < n_q; c++)
-            score[p] += q[c] * key[(size_t)p * n_q + c];
-        score[p] *= scale;
-        most = score[p] > most ? score[p] : most;
-    }
     memset(out, 0, n_v * sizeof(*out));
-    for (uint32_t p = 0; p < n; p++) {
-        const double weight = exp(score[p] - most);
-        sum += weight;
+    for (uint32_t p = 0; p < n; p++)
         for (uint32_t c = 0; c < n_v; c++)
-            out[c] += weight * value[(size_t)p * n_v + c];
-    }
+            out[c] += weight[p] * value[(size_t)p * n_v + c];
+    free(weight);
+}
+
+void attend_blur(const double *q, const double *key, uint32_t n_q, const double *blur, uint32_t n_v,
+                 uint32_t n, double scale, double *out)
+{
+    double *weight = softmax_weights(q, key, n_q, n, scale);
+
+    memset(out, 0, n_v * sizeof(*out));
+    for (uint32_t p = 0; p < n; p++)
+        for (uint32_t c = 0; c < n_v; c++)
+            out[c] += weight[p] * weight[p] * blur[(size_t)p * n_v + c] * blur[(size_t)p * n_v + c];
     for (uint32_t c = 0; c < n_v; c++)
-        out[c] /= sum;
-    free(score);
+        out[c] = sqrt(out[c]);
+    free(weight);
 }
 
 bool scene_close(const rows_twin *y, uint32_t row, uint32_t col, uint32_t n, const double *want,
-                 scene_error *error)
+                 const double *blur, scene_error *error)
 {
     const double tolerance = y->host.dtype == YARD_BF16 ? 0x1p-7 : 0x1p-14;
-    double largest = 0;
-    bool ok = true;
+    double largest = 0, worst = 0;
 
     for (uint32_t c = 0; c < n; c++)
         largest = fabs(want[c]) > largest ? fabs(want[c]) : largest;
     for (uint32_t c = 0; c < n; c++) {
         const double off = rows_value(&y->host, 0, row, col + c) - want[c];
-        ok = fabs(off) <= largest * tolerance && ok;
+        const double allowed = largest * tolerance + (blur ? 4 * blur[c] : 0) + 1e-30;
+        worst = fmax(worst, isnan(off) ? INFINITY : fabs(off) / allowed);
         error->off += off * off;
         error->size += want[c] * want[c];
     }
-    return ok;
+    error->worst = fmax(error->worst, worst);
+    return worst <= 1;
 }

@@ -40,14 +40,18 @@ void scene_values(const scene *s, uint32_t seq, uint32_t position, uint32_t col,
 /* softmax(scale * q . key) . value over n keys; rows of n_q and n_v values. */
 void attend_reference(const double *q, const double *key, uint32_t n_q, const double *value,
                       uint32_t n_v, uint32_t n, double scale, double *out);
+/* What out is off by, as a root of mean squares, where values are off by blur. */
+void attend_blur(const double *q, const double *key, uint32_t n_q, const double *blur, uint32_t n_v,
+                 uint32_t n, double scale, double *out);
 
 /* Row `row` of y, columns [col, col + n), against want: within 2^-7 of the largest for bf16, 2^-14
- * for f32. error collects the squares, for a relative error over all rows. */
+ * for f32, and four times blur (may be NULL), what want is off by. error collects the squares, for
+ * a relative error over all rows, and the worst distance in units of what is allowed. */
 typedef struct scene_error {
-    double off, size;
+    double off, size, worst;
 } scene_error;
 bool scene_close(const rows_twin *y, uint32_t row, uint32_t col, uint32_t n, const double *want,
-                 scene_error *error);
+                 const double *blur, scene_error *error);
 
 uint32_t scene_below(gpu_test *t, uint32_t n);
 

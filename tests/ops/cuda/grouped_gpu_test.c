@@ -104,7 +104,7 @@ static void grouped_one(const bed *b, grouped_case *c, fill_kind fill, layout_ki
     const grouped_shape *s = c->shape;
     twin offset, count, index;
     rows_twin x, y, again;
-    product_errors result = { .close = true };
+    product_errors result = { 0 };
     bool ok = twin_create(b, &offset, (MAX_GROUPS + 1) * sizeof(int32_t)) &&
               twin_create(b, &count, MAX_GROUPS * sizeof(int32_t));
     const uint32_t n = make_groups(b, s, fill, layout, offset.host, count.host);
@@ -137,9 +137,10 @@ static void grouped_one(const bed *b, grouped_case *c, fill_kind fill, layout_ki
         compare_rows(b->t, &result, &x, layout == GATHERED ? index.host : NULL, &c->w.m[g], &y,
                      (uint32_t)first[g], (uint32_t)counts[g], s->x == YARD_FP8_E4M3);
     }
-    gpu_test_case(b->t, ok && errors_pass(&result, YARD_BF16), "grouped %s, %s, %s, %s: error %.2e",
-                  s->name, b->variant, fills[fill], layouts[layout],
-                  result.size > 0 ? sqrt(result.error / result.size) : 0);
+    gpu_test_case(b->t, ok && errors_pass(&result, YARD_BF16),
+                  "grouped %s, %s, %s, %s: error %.2e, worst %.2f", s->name, b->variant,
+                  fills[fill], layouts[layout],
+                  result.size > 0 ? sqrt(result.error / result.size) : 0, result.worst);
     gpu_test_case(b->t, ok && only_written(&y, written, n, s->n_out),
                   "grouped %s, %s, %s, %s: what is written", s->name, b->variant, fills[fill],
                   layouts[layout]);

@@ -90,16 +90,13 @@ static bool agrees(gpu_test *t, const yard_head_linear_args *a, const yard_matri
         head_input(a, x, row, h, n_in, in);
         for (uint32_t j = 0; j < SAMPLE_OUTS; j++) {
             const uint32_t o = j == 0 ? n_out - 1 : below(t, n_out);
-            double want = 0, size = 0;
-            for (uint32_t k = 0; k < n_in; k++) {
-                const double term = in[k] * (a->transposed ? matrix_value(w, first + k, o)
-                                                           : matrix_value(w, first + o, k));
-                want += term;
-                size += fabs(term);
-            }
-            if (!is_close(y->host.dtype,
-                          rows_value(&y->host, 0, row, (size_t)h * a->y_head_stride + o), want,
-                          size, a->quantise))
+            element want = { 0 };
+            for (uint32_t k = 0; k < n_in; k++)
+                element_add(&want, in[k] * (a->transposed ? matrix_value(w, first + k, o)
+                                                          : matrix_value(w, first + o, k)));
+            if (off_by(y->host.dtype,
+                       rows_value(&y->host, 0, row, (size_t)h * a->y_head_stride + o), &want,
+                       a->quantise) > 1)
                 return false;
         }
     }

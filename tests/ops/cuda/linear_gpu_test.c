@@ -134,7 +134,7 @@ static void linear_count(const bed *b, linear_case *c, uint32_t n)
     const linear_shape *s = c->shape;
     const bool tensor_cores = s->x == YARD_FP8_E4M3;
     rows_twin y, again;
-    product_errors result = { .close = true };
+    product_errors result = { 0 };
     bool ok = rows_create(b, &y, s->y, n + SPARE_ROWS, c->n_out, c->n_out + s->pad, false) &&
               rows_create(b, &again, s->y, n + SPARE_ROWS, c->n_out, c->n_out + s->pad, false) &&
               set_count(b, &c->n_rows, n);
@@ -146,9 +146,9 @@ static void linear_count(const bed *b, linear_case *c, uint32_t n)
     }
     if (ok) {
         compare_rows(b->t, &result, &c->x, NULL, &c->w.m[0], &y, 0, n, tensor_cores);
-        gpu_test_case(b->t, errors_pass(&result, s->y), "linear %s, %s, %u rows: error %.2e",
-                      s->name, b->variant, n,
-                      result.size > 0 ? sqrt(result.error / result.size) : 0);
+        gpu_test_case(b->t, errors_pass(&result, s->y),
+                      "linear %s, %s, %u rows: error %.2e, worst %.2f", s->name, b->variant, n,
+                      result.size > 0 ? sqrt(result.error / result.size) : 0, result.worst);
         gpu_test_case(b->t, only_written(&y, NULL, n, c->n_out),
                       "linear %s, %s, %u rows: what is written", s->name, b->variant, n);
     }

@@ -3,6 +3,8 @@
 #ifndef YARD_PRODUCTS_GPU_TEST_H
 #define YARD_PRODUCTS_GPU_TEST_H
 
+#include <math.h>
+
 #include "gpu_test.h"
 #include "ops/ops.h"
 
@@ -54,9 +56,37 @@ bool weights_create(gpu_test *t, weights *w, yard_dtype dtype, uint32_t n, uint3
 void weights_destroy(weights *w);
 double matrix_value(const yard_matrix *w, size_t row, size_t col);
 
-/* One element: got is right when it differs from want by no more than rounding, where size is the
- * sum of the absolute terms. tensor_cores: their sums of FP8 products keep fewer bits than f32. */
-bool is_close(yard_dtype y, double got, double want, double size, bool tensor_cores);
+/* One element of a product by the definition, its terms in ascending order of k. */
+typedef struct element {
+    double value; /* the sum */
+    double size;  /* of the absolute terms */
+    double units; /* for each group of YARD_GROUP terms the largest term or sum of its first ones */
+    double in_group, largest;
+    uint32_t n_terms;
+} element;
+
+static inline void element_add(element *e, double term)
+{
+    double most;
+
+    if (e->n_terms++ % YARD_GROUP == 0)
+        e->in_group = e->largest = 0;
+    e->value += term;
+    e->size += fabs(term);
+    e->in_group += term;
+    most = fabs(term) > fabs(e->in_group) ? fabs(term) : fabs(e->in_group);
+    most = most > e->largest ? most : e->largest;
+    e->units += most - e->largest;
+    e->largest = most;
+}
+
+/* What sums on the device are off by, as a root of mean squares. fp8: tensor cores sum FP8
+ * products, of which they keep 13 bits below the largest; 128 that are cut off at random come to 7
+ * units of 2^-13. */
+double element_noise(const element *e, bool fp8);
+
+/* How far got is from want, in units of rounding and six times that noise: right up to 1. */
+double off_by(yard_dtype y, double got, const element *want, bool fp8);
 
 /* Numbers of tokens that products are tried with. */
 enum { N_TOKEN_COUNTS = 7 };
@@ -64,11 +94,10 @@ extern const uint32_t token_counts[N_TOKEN_COUNTS];
 /* n_rows, an int32_t, becomes n on both sides. */
 bool set_count(const bed *b, const twin *n_rows, uint32_t n);
 
-/* A piece of a product against the definition: errors and sizes squared, and whether every element
- * was close. */
+/* A piece of a product against the definition: errors and sizes squared, and the largest off_by().
+ */
 typedef struct product_errors {
-    double error, size;
-    bool close;
+    double error, size, worst;
 } product_errors;
 
 /* Rows y0 .. of y are rows of x (through x_index, may be NULL) times w: all of few elements, a
