@@ -13,7 +13,7 @@ enum {
     HALF_COLS = MLA_RANK / HALVES,
     AT_ONCE = 4, /* parts that a warp reads together, while it adds as many */
     TEAM = 4,    /* warps that share half a row where there are few */
-    SUM_WORDS = 9 * 32
+    SUM_WORDS = 10 * 32
 };
 
 /* ---- who joins ------------------------------------------------------------------------------- */
@@ -83,16 +83,25 @@ static __device__ __forceinline__ join_place place_of(const yard_mla_decode_task
     return p;
 }
 
-/* Sums of N halves, a thread's columns; total is that of the weights. */
+/* Sums of N halves, a thread's columns; total is that of the weights, most their reference. */
 template <int N> struct join_sums {
-    float x[N][8], total;
+    float x[N][8], total, most;
 };
+
+template <int N> static __device__ __forceinline__ join_sums<N> no_sums(void)
+{
+    join_sums<N> s = {};
+
+    s.most = lowest_log2;
+    return s;
+}
 
 template <int N> struct join_parts_read {
     uint4 x[AT_ONCE][N];
     float lse[AT_ONCE];
 };
 
+/* Parts [first, first + AT_ONCE) before `end` of N halves from `half` on. */
 template <int N>
 static __device__ __forceinline__ void
 read_parts(const join_place &p, uint32_t half, uint32_t first, uint32_t end, join_parts_read<N> &r)
@@ -122,36 +131,37 @@ static __device__ __forceinline__ void add_weighted(float (&sum)[8], float w, co
     }
 }
 
-/* A warp adds parts [first, end) of N halves from `half` on, in ascending order. */
-template <int N>
-static __device__ __forceinline__ join_sums<N> add_parts(const join_place &p, uint32_t half,
-                                                         uint32_t first, uint32_t end)
+/* Moves the reference; all lanes of a warp have the same. */
+template <int N> static __device__ __forceinline__ void refer_to(join_sums<N> &s, float most)
 {
-    join_parts_read<N> next, now;
-    join_sums<N> sums = {};
-    float most = -INFINITY;
+    const float shrink = exp2_fast(s.most - most);
 
-    read_parts<N>(p, half, first, end, next);
-    for (uint32_t i = threadIdx.x % 32; i < p.n; i += 32)
-        most = fmaxf(most, __ldcg(p.lse + i * p.step));
+    s.most = most;
+    s.total *= shrink;
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2)
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
-#pragma unroll 1
-    for (; first < end; first += AT_ONCE) {
-        now = next;
-        if (first + AT_ONCE < end)
-            read_parts<N>(p, half, first + AT_ONCE, end, next);
+    for (int q = 0; q < N; q++)
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) {
-            const float w = exp2_fast(now.lse[k] - most);
-            sums.total += w;
+        for (int k = 0; k < 8; k++)
+            s.x[q][k] *= shrink;
+}
+
+template <int N>
+static __device__ __forceinline__ void add_parts(join_sums<N> &s, const join_parts_read<N> &r)
+{
+    float most = s.most;
+
 #pragma unroll
-            for (int q = 0; q < N; q++)
-                add_weighted(sums.x[q], w, now.x[k][q]);
-        }
+    for (int k = 0; k < AT_ONCE; k++)
+        most = fmaxf(most, r.lse[k]);
+    refer_to(s, most);
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) {
+        const float w = exp2_fast(r.lse[k] - most);
+        s.total += w;
+#pragma unroll
+        for (int q = 0; q < N; q++)
+            add_weighted(s.x[q], w, r.x[k][q]);
     }
-    return sums;
 }
 
 template <int N>
@@ -169,57 +179,124 @@ static __device__ __forceinline__ void store_joined(const join_place &p, uint32_
                        pack_bf16(s.x[q][6] * inverse, s.x[q][7] * inverse));
 }
 
-/* The parts of a row that the block has alone, after the last one; the value warps. */
+/* A warp joins rows i, i + step .. before `end` of those that PLACES has, a row's parts in
+ * ascending order; the next parts are on their way while some are added, be they of the next row.
+ */
+template <typename PLACES>
+static __device__ __forceinline__ void join_rows(const PLACES &places, uint32_t i, uint32_t step,
+                                                 uint32_t end)
+{
+    join_parts_read<HALVES> now, next;
+    join_sums<HALVES> sums = no_sums<HALVES>();
+    join_place p, next_p;
+    uint32_t first = 0;
+
+    if (i >= end)
+        return;
+    p = next_p = places.at(i);
+    read_parts<HALVES>(p, 0, 0, p.n, next);
+#pragma unroll 1
+    for (;;) {
+        const bool is_last = first + AT_ONCE >= p.n;
+        now = next;
+        first = is_last ? 0 : first + AT_ONCE;
+        if (is_last && i + step < end)
+            next_p = places.at(i + step);
+        if (!is_last || i + step < end)
+            read_parts<HALVES>(next_p, 0, first, next_p.n, next);
+        add_parts(sums, now);
+        if (!is_last)
+            continue;
+        if (p.to)
+            store_joined(p, 0, sums);
+        i += step;
+        if (i >= end)
+            return;
+        p = next_p;
+        sums = no_sums<HALVES>();
+    }
+}
+
+/* The rows of a block. */
+struct own_places {
+    const yard_mla_decode_task &t;
+    const block_share &b;
+    mla_splits s;
+
+    __device__ __forceinline__ join_place at(uint32_t i) const
+    {
+        return place_of(t, s, b.lanes, b.lane * MLA_ROWS + i);
+    }
+};
+
+/* The parts of rows that the block has alone, after the last one; the value warps. */
 static __device__ __forceinline__ void join_own(const yard_mla_decode_task &t, const block_share &b,
                                                 const mla_item &last)
 {
-    mla_splits s;
+    const own_places places = {
+        t, b, { last.row_and_count, (uint16_t)(last.slot + 1 - last.n_parts), last.n_parts }
+    };
 
-    s.row_and_count = last.row_and_count;
-    s.first = last.slot + 1 - last.n_parts;
-    s.n = last.n_parts;
     named_sync(OWN_STORED, 256); /* all columns of all parts are stored */
-#pragma unroll 1
-    for (uint32_t row = threadIdx.x / 32 - 4; row < MLA_ROWS; row += VALUE_WARPS) {
-        const join_place p = place_of(t, s, b.lanes, b.lane * MLA_ROWS + row);
-        if (p.to)
-            store_joined<HALVES>(p, 0, add_parts<HALVES>(p, 0, 0, p.n));
-    }
+    join_rows(places, threadIdx.x / 32 - SCORE_WARPS, VALUE_WARPS, MLA_ROWS);
     named_sync(OWN_STORED, 256); /* the next row's parts go where these were */
 }
+
+/* The rows of all pieces that several blocks have. */
+struct shared_places {
+    const yard_mla_decode_task &t;
+    const plan_kept &kept;
+    const mla_splits *splits; /* beyond the first */
+    uint32_t n_rows, lanes;   /* of a piece */
+
+    __device__ __forceinline__ join_place at(uint32_t i) const
+    {
+        const uint32_t ordinal = i / n_rows;
+
+        return place_of(t, (ordinal < SHARED_SPLITS ? kept.splits : splits)[ordinal], lanes,
+                        i - ordinal * n_rows);
+    }
+};
 
 /* A warpgroup joins half a row, each warp a stretch of its parts. */
 static __device__ __forceinline__ void join_half(const decode_shared &m, const join_place &p,
                                                  uint32_t half)
 {
     const uint32_t warp = threadIdx.x / 32, member = warp % TEAM, each = (p.n + TEAM - 1) / TEAM;
+    const uint32_t end = min((member + 1) * each, p.n);
     float *words = (float *)m.bytes + warp * SUM_WORDS + threadIdx.x % 32;
-    join_sums<1> s = add_parts<1>(p, half, member * each, min((member + 1) * each, p.n));
+    join_parts_read<1> now, next;
+    join_sums<1> s = no_sums<1>();
 
+    read_parts<1>(p, half, member * each, end, next);
+#pragma unroll 1
+    for (uint32_t first = member * each; first < end; first += AT_ONCE) {
+        now = next;
+        read_parts<1>(p, half, first + AT_ONCE, end, next);
+        add_parts(s, now);
+    }
     if (member) {
 #pragma unroll
         for (int k = 0; k < 8; k++)
             words[k * 32] = s.x[0][k];
         words[8 * 32] = s.total;
+        words[9 * 32] = s.most;
     }
     named_sync(TEAM_DONE + warp / TEAM, 32 * TEAM); /* the others' sums are there */
     if (member == 0) {
 #pragma unroll
         for (int i = 1; i < TEAM; i++) {
+            const float *other = words + i * SUM_WORDS;
+            refer_to(s, fmaxf(s.most, other[9 * 32]));
+            const float w = exp2_fast(other[9 * 32] - s.most);
 #pragma unroll
             for (int k = 0; k < 8; k++)
-                s.x[0][k] += words[i * SUM_WORDS + k * 32];
-            s.total += words[i * SUM_WORDS + 8 * 32];
+                s.x[0][k] = fmaf(w, other[k * 32], s.x[0][k]);
+            s.total = fmaf(w, other[8 * 32], s.total);
         }
-        store_joined<1>(p, half, s);
+        store_joined(p, half, s);
     }
     named_sync(TEAM_DONE + warp / TEAM, 32 * TEAM); /* before the next sums are written */
-}
-
-static __device__ __forceinline__ mla_splits nth_splits(const plan_kept &kept,
-                                                        const mla_splits *splits, uint32_t ordinal)
-{
-    return (ordinal < SHARED_SPLITS ? kept.splits : splits)[ordinal];
 }
 
 /* Each warp takes rows, or each warpgroup halves of rows where those are few: not in the
@@ -229,28 +306,20 @@ static __device__ __forceinline__ void join_shared(const yard_mla_decode_task &t
                                                    uint32_t first, uint32_t n_blocks)
 {
     const plan_kept &kept = *(const plan_kept *)(m.bytes + KEPT_AT);
-    const uint32_t n_rows = kept.chain * t.n_heads; /* of a piece */
+    const uint32_t n_rows = kept.chain * t.n_heads, warp = threadIdx.x / 32;
     const uint32_t n_halves = kept.n_splits * n_rows * HALVES;
-    const uint32_t lanes = (n_rows + MLA_ROWS - 1) / MLA_ROWS, warp = threadIdx.x / 32;
+    const shared_places places = { t, kept, splits, n_rows, (n_rows + MLA_ROWS - 1) / MLA_ROWS };
 
-    if (!t.deterministic && n_halves * TEAM <= 2 * gridDim.x * PLAN_WARPS) {
-#pragma unroll 1
-        for (uint32_t i = first + warp / TEAM * n_blocks; i < n_halves;
-             i += n_blocks * (PLAN_WARPS / TEAM)) {
-            const uint32_t row = i / HALVES;
-            const join_place p =
-                place_of(t, nth_splits(kept, splits, row / n_rows), lanes, row % n_rows);
-            if (p.to)
-                join_half(m, p, i % HALVES);
-        }
+    if (t.deterministic || n_halves * TEAM > 2 * gridDim.x * PLAN_WARPS) {
+        join_rows(places, first + warp * n_blocks, n_blocks * PLAN_WARPS, kept.n_splits * n_rows);
         return;
     }
 #pragma unroll 1
-    for (uint32_t i = first + warp * n_blocks; i < kept.n_splits * n_rows;
-         i += n_blocks * PLAN_WARPS) {
-        const join_place p = place_of(t, nth_splits(kept, splits, i / n_rows), lanes, i % n_rows);
+    for (uint32_t i = first + warp / TEAM * n_blocks; i < n_halves;
+         i += n_blocks * (PLAN_WARPS / TEAM)) {
+        const join_place p = places.at(i / HALVES);
         if (p.to)
-            store_joined<HALVES>(p, 0, add_parts<HALVES>(p, 0, 0, p.n));
+            join_half(m, p, i % HALVES);
     }
 }
 

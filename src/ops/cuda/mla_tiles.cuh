@@ -196,22 +196,4 @@ static __device__ __forceinline__ void feed_queries(const yard_mla_decode_maps &
     }
 }
 
-/* The first tiles into L2, whatever of them is there already: nothing is read yet. A warp. */
-template <bool FP8>
-static __device__ __forceinline__ void prefetch_tiles(const yard_mla_decode_maps &maps,
-                                                      const yard_mla_decode_task &t,
-                                                      const mla_item &item)
-{
-    const uint32_t tile = item.first_tile + threadIdx.x % 32;
-
-    if (threadIdx.x % 32 >= STAGES || tile >= item.end_tile)
-        return;
-    const int32_t *pages = t.batch.page_table + (size_t)item.seq * t.batch.page_table_ld;
-    const uint32_t row = (uint32_t)pages[tile] * YARD_PAGE_TOKENS;
-    for (int i = 0; i < (FP8 ? 1 : PARTS); i++)
-        tma_prefetch_3d(&maps.cache, 0, row, i * PART_CHUNKS);
-    if (FP8)
-        tma_prefetch_3d(&maps.keys, 0, row, 0);
-}
-
 #endif

@@ -48,18 +48,17 @@ static __device__ __forceinline__ void feed_first(const yard_mla_decode_maps &ma
 
     if (b.n_items == 0)
         return;
-    prefetch_tiles<FP8>(maps, t, item_at(m, 0));
     if (feeds) {
         f->item = 0;
         feed_item(t, m, b, f);
         wait_previous_kernel();
-        for (uint32_t i = 0; i < STAGES - 1; i++)
-            feed_tile<FP8>(maps, t, m, b, i);
+        feed_tile<FP8>(maps, t, m, b, 0);
     }
     __syncwarp();
-    named_sync(QUERIES_TAKEN, 128 + 32); /* the last stage is free */
+    named_sync(QUERIES_TAKEN, 128 + 32); /* the last stage is free, and no query waits for a tile */
     if (feeds)
-        feed_tile<FP8>(maps, t, m, b, STAGES - 1);
+        for (uint32_t i = 1; i < STAGES; i++)
+            feed_tile<FP8>(maps, t, m, b, i);
     __syncwarp();
 }
 

@@ -141,15 +141,6 @@ static __device__ __forceinline__ void tma_load_3d(uint32_t to, const void *map,
                  : "memory");
 }
 
-/* The same box to L2 only. */
-static __device__ __forceinline__ void tma_prefetch_3d(const void *map, uint32_t col, uint32_t row,
-                                                       uint32_t chunk)
-{
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map),
-                 "r"(col), "r"(row), "r"(chunk)
-                 : "memory");
-}
-
 /* Box (0, head, row, 0) of a map of four dimensions. */
 static __device__ __forceinline__ void tma_load_4d(uint32_t to, const void *map, uint32_t head,
                                                    uint32_t row, uint32_t bar)
