@@ -154,6 +154,45 @@ static void long_rows(void **state)
     close_variants(streams, n_streams);
 }
 
+/* Columns of padding have no scales, also where they begin another group. */
+static void padded_rows(void **state)
+{
+    enum { N = 3, COLS = 128, LD = 144, ROWS = 8 };
+    yard_stream streams[MAX_VARIANTS];
+    const uint32_t n_streams = open_variants(streams);
+    const int32_t n = N;
+    rng r = { 5 };
+    const random_matrix w = make_matrix(&r, YARD_FP8_E4M3, ROWS, COLS, 0, 0, 128);
+    const yard_rows values = random_rows(&r, YARD_BF16, N, COLS);
+    const yard_rows dense = random_rows(&r, YARD_FP8_E4M3, N, COLS);
+    const yard_rows want = random_rows(&r, YARD_F32, N, ROWS);
+    const yard_rows got = random_rows(&r, YARD_F32, N, ROWS);
+    yard_rows padded = random_rows(&r, YARD_FP8_E4M3, N, LD);
+
+    (void)state;
+    padded.scale[N] = -1.0f; /* there is room for two scales a row */
+    for (uint32_t v = 0; v < n_streams; v++) {
+        yard_quantise_args a = { .n_rows = &n, .n_cols = COLS, .x = values, .y = dense };
+        yard_ops_cpu.quantise(streams[v], &a);
+        a.y = padded;
+        yard_ops_cpu.quantise(streams[v], &a);
+        assert_memory_equal(padded.scale, dense.scale, N * sizeof(float));
+        assert_true(padded.scale[N] == -1.0f);
+        yard_ops_cpu.linear(streams[v],
+                            &(yard_linear_args){ .n_rows = &n, .x = dense, .w = w.m, .y = want });
+        yard_ops_cpu.linear(streams[v],
+                            &(yard_linear_args){ .n_rows = &n, .x = padded, .w = w.m, .y = got });
+        assert_memory_equal(got.data, want.data, N * ROWS * sizeof(float));
+    }
+    free_rows(values);
+    free_rows(dense);
+    free_rows(padded);
+    free_rows(want);
+    free_rows(got);
+    free_matrix(w);
+    close_variants(streams, n_streams);
+}
+
 /* Every FP8 code times every other: subnormals, both zeros, the largest. */
 static void every_code(void **state)
 {
@@ -560,6 +599,7 @@ int main(void)
         cmocka_unit_test(linear),
         cmocka_unit_test(long_rows),
         cmocka_unit_test(extremes),
+        cmocka_unit_test(padded_rows),
         cmocka_unit_test(every_code),
         cmocka_unit_test(amx_is_near),
         cmocka_unit_test(an_unknown_variant_is_refused),

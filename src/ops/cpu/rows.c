@@ -8,11 +8,6 @@ static const void *row_at(yard_rows x, size_t row, size_t col)
     return (const uint8_t *)x.data + (row * x.ld + col) * yard_dtype_bytes(x.dtype);
 }
 
-static size_t scale_at(yard_rows x, size_t row, size_t col)
-{
-    return row * yard_group_count(x.ld) + col / YARD_GROUP;
-}
-
 void yard_cpu_read_row(const cpu_kernels *k, yard_rows x, size_t row, size_t col, uint32_t n,
                        float *dst)
 {
@@ -62,8 +57,8 @@ void yard_cpu_load_row(const cpu_kernels *k, const row_source *source, size_t ro
     float *scale = x->x_scale + m * yard_group_count(x->n_k);
 
     if (dtype == YARD_FP8_E4M3) {
-        memcpy(scale, source->x.scale + scale_at(source->x, row, col),
-               yard_group_count(x->n_k) * sizeof(*scale));
+        const size_t n_scales = yard_group_count(x->n_k); /* FP8 rows are read whole */
+        memcpy(scale, source->x.scale + row * n_scales, n_scales * sizeof(*scale));
     } else if (source->quantise) {
         k->convert->decode(dtype, stored, x->n_k, scratch->row);
         k->convert->quantise(scratch->row, x->n_k, source->ue8m0, scratch->codes, scale);
@@ -95,7 +90,7 @@ static void emit(const cpu_kernels *k, const yard_out *y, size_t row, uint32_t n
     if (y->quant.data) {
         yard_cpu_round_values(k, values, n);
         k->convert->quantise(values, n, ue8m0, (uint8_t *)(void *)row_at(y->quant, row, 0),
-                             y->quant.scale + scale_at(y->quant, row, 0));
+                             y->quant.scale + row * yard_group_count(n));
     }
 }
 
