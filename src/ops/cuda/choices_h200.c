@@ -20,10 +20,11 @@ const cuda_choice_row yard_cuda_choices_h200[] = {
     /* q_b */
     { 24576, 1536, 32, { &yard_gemm_few_fp8, 0, 0 } },
     { 24576, 1536, 64, { &yard_gemm_few_fp8, 0, 64 } },
+    { 24576, 1536, 128, { &yard_gemm_wide192, 0, 0 } },
     { 24576, 1536, 256, { &yard_gemm_rows128, 0, 0 } },
     /* o */
     { 7168, 16384, 64, { &yard_gemm_few_fp8, 8, 0 } },
-    { 7168, 16384, 128, { &yard_gemm_few_fp8, 0, 64 } },
+    { 7168, 16384, 128, { &yard_gemm_many_fp8, 16, 0 } },
     { 7168, 16384, 256, { &yard_gemm_rows128, 0, 0 } },
     /* shared_gate_up */
     { 4096, 7168, 64, { &yard_gemm_few_fp8, 14, 0 } },
@@ -37,10 +38,11 @@ const cuda_choice_row yard_cuda_choices_h200[] = {
     { 7168, 2048, 256, { &yard_gemm_rows128, 0, 0 } },
     /* dense_gate_up */
     { 36864, 7168, 64, { &yard_gemm_few_fp8, 8, 0 } },
+    { 36864, 7168, 128, { &yard_gemm_many_fp8, 16, 0 } },
     { 36864, 7168, 256, { &yard_gemm_wide192, 0, 0 } },
     /* dense_down */
     { 7168, 18432, 64, { &yard_gemm_few_fp8, 8, 0 } },
-    { 7168, 18432, 128, { &yard_gemm_few_fp8, 0, 64 } },
+    { 7168, 18432, 128, { &yard_gemm_many_fp8, 16, 0 } },
     { 7168, 18432, 256, { &yard_gemm_rows128, 0, 0 } },
     /* router */
     { 256, 7168, 16, { &yard_gemm_few_bf16, 8, 0 } },

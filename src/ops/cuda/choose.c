@@ -9,9 +9,9 @@
 /* The last one takes nothing but heads, so that nobody can ask for it by its name. */
 enum { NAMED_VARIANTS = CUDA_VARIANTS - 1 };
 const yard_gemm_variant *const yard_cuda_variants[CUDA_VARIANTS] = {
-    &yard_gemm_few_fp8,      &yard_gemm_few_bf16,   &yard_gemm_group96, &yard_gemm_group144,
-    &yard_gemm_rows128,      &yard_gemm_rows192,    &yard_gemm_wide192, &yard_gemm_group96_bf16,
-    &yard_gemm_rows128_bf16, &yard_gemm_heads_bf16,
+    &yard_gemm_few_fp8,       &yard_gemm_few_bf16,     &yard_gemm_many_fp8,   &yard_gemm_group96,
+    &yard_gemm_group144,      &yard_gemm_rows128,      &yard_gemm_rows192,    &yard_gemm_wide192,
+    &yard_gemm_group144_bf16, &yard_gemm_rows128_bf16, &yard_gemm_heads_bf16,
 };
 
 uint32_t yard_cuda_variant_idx(const yard_gemm_variant *variant)
@@ -116,26 +116,52 @@ static const cuda_choice_row *find_row(const cuda_choice_row *rows, uint32_t n, 
     return best;
 }
 
-/* Shapes that nobody measured: whole tiles if there are enough of them for all processors, the
- * widest first; otherwise K is cut. */
-static cuda_choice guess_linear(yard_dtype dtype, uint32_t n_out, uint32_t n_rows)
+static uint32_t count_tiles(const cuda_choice *c, uint32_t n_out, uint32_t n_rows)
 {
-    enum { ENOUGH_TILES = 100, MIN_BLOCKS = 8 };
-    static const uint32_t widths[] = { 96, 64, 32 };
-    const uint32_t n_tiles = yard_ceil_div(n_out, GEMM_TILE_ROWS);
-    cuda_choice c = { .variant = dtype == YARD_BF16 ? &yard_gemm_few_bf16 : &yard_gemm_few_fp8 };
+    const uint32_t width = c->tile_width ? c->tile_width : c->variant->max_width;
 
-    if (n_rows > 96 && n_tiles * yard_ceil_div(n_rows, yard_gemm_rows128.max_width) >= ENOUGH_TILES)
-        return (cuda_choice){ .variant = dtype == YARD_BF16 ? &yard_gemm_rows128_bf16
-                                                            : &yard_gemm_rows128 };
-    for (uint32_t i = 0; i < 3; i++)
-        if (n_tiles * yard_ceil_div(n_rows, widths[i]) >= ENOUGH_TILES) {
-            c.tile_width = widths[i];
-            return c;
+    return yard_ceil_div(n_out, GEMM_TILE_ROWS) * yard_ceil_div(n_rows, width);
+}
+
+/* Whole tiles: in as few rounds as can be, and the narrowest of those. A round streams as many
+ * weights for few rows as for many, and they take most of its time. */
+static cuda_choice whole_tiles(const cuda_stream *s, yard_dtype dtype, uint32_t n_out,
+                               uint32_t n_rows)
+{
+    const bool bf16 = dtype == YARD_BF16;
+    const yard_gemm_variant *few = bf16 ? &yard_gemm_few_bf16 : &yard_gemm_few_fp8;
+    const cuda_choice candidates[] = {
+        { few, 0, 32 },
+        { few, 0, 64 },
+        { few, 0, 96 },
+        { bf16 ? &yard_gemm_rows128_bf16 : &yard_gemm_rows128, 0, 0 },
+    };
+    const uint32_t n_blocks = s->n_thread_blocks[yard_cuda_variant_idx(few)];
+    uint32_t best = 0, best_rounds = UINT32_MAX;
+
+    for (uint32_t i = 0; i < sizeof(candidates) / sizeof(candidates[0]); i++) {
+        const uint32_t n_rounds =
+            yard_ceil_div(count_tiles(&candidates[i], n_out, n_rows), n_blocks);
+        if (n_rounds < best_rounds) {
+            best = i;
+            best_rounds = n_rounds;
         }
-    c.min_blocks = MIN_BLOCKS;
-    c.tile_width = n_rows > 32 ? 32 : 0;
-    return c;
+    }
+    return candidates[best];
+}
+
+/* Shapes that nobody measured: K is cut where whole tiles leave too many processors without. */
+static cuda_choice guess_linear(const cuda_stream *s, yard_dtype dtype, uint32_t n_out,
+                                uint32_t n_rows)
+{
+    enum { ENOUGH_FEW = 100, ENOUGH_MANY = 90, MIN_BLOCKS = 8 };
+    const cuda_choice c = whole_tiles(s, dtype, n_out, n_rows);
+
+    if (count_tiles(&c, n_out, n_rows) >= (c.variant->splits ? ENOUGH_FEW : ENOUGH_MANY))
+        return c;
+    return (cuda_choice){ .variant = dtype == YARD_BF16 ? &yard_gemm_few_bf16 : &yard_gemm_few_fp8,
+                          .min_blocks = MIN_BLOCKS,
+                          .tile_width = n_rows > 32 ? 32 : 0 };
 }
 
 static cuda_choice choose_linear(const cuda_stream *s, yard_dtype dtype, uint32_t n_out,
@@ -144,34 +170,29 @@ static cuda_choice choose_linear(const cuda_stream *s, yard_dtype dtype, uint32_
     const cuda_choice_row *r = s->rows ? find_row(s->rows, s->n_rows, dtype, n_out, n_in, n_rows)
                                        : find_row(yard_cuda_choices_h200, yard_cuda_n_choices_h200,
                                                   dtype, n_out, n_in, n_rows);
-    cuda_choice c = r ? r->choice : guess_linear(dtype, n_out, n_rows);
+    const cuda_choice c = r ? r->choice : guess_linear(s, dtype, n_out, n_rows);
 
     /* without a cut of K all kernels have the same bits */
-    if (s->deterministic)
-        c.min_blocks = 0;
-    return c;
+    return s->deterministic && c.min_blocks ? whole_tiles(s, dtype, n_out, n_rows) : c;
 }
 
 /* By the mean rows of a group: the widest tile that hardly any group exceeds; above that, tiles of
  * 128 or 192 rows where there are enough groups to fill the processors with them. Long tiles pay
- * when K is long. When it is short, those of 192 columns are stored less often, if there are enough
- * rows to come out even. All kernels have the same bits. */
+ * when K is long. All kernels have the same bits. */
 static cuda_choice choose_grouped(yard_dtype dtype, uint32_t mean_rows, uint32_t n_groups,
                                   uint32_t n_in)
 {
     const bool short_k = n_in <= 4096;
-    const bool many = mean_rows * n_groups >= 2000;
     const yard_gemm_variant *variant;
 
     if (dtype == YARD_BF16)
-        return (cuda_choice){ .variant = mean_rows <= 72 ? &yard_gemm_group96_bf16
-                                                         : &yard_gemm_rows128_bf16 };
-    if (mean_rows <= 72)
+        variant = &yard_gemm_group144_bf16;
+    else if (mean_rows <= 72)
         variant = &yard_gemm_group96;
     else if (mean_rows <= 144)
         variant = n_groups >= 16 ? &yard_gemm_rows192 : &yard_gemm_group144;
     else if (short_k)
-        variant = many ? &yard_gemm_wide192 : &yard_gemm_rows128;
+        variant = &yard_gemm_rows128;
     else if (mean_rows <= 320)
         variant = n_groups >= 8 ? &yard_gemm_rows128 : &yard_gemm_group144;
     else

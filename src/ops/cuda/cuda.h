@@ -8,7 +8,7 @@
 #include "ops/cuda/mla_prefill.h"
 #include "ops/ops.h"
 
-enum { CUDA_VARIANTS = 10 };
+enum { CUDA_VARIANTS = 11 };
 
 /* Which kernel computes a product, and where it can split K: how many blocks of K a thread block
  * takes at least (0: whole tiles), and how many rows of x a tile has at most (0: all it can have).

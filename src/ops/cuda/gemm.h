@@ -86,14 +86,15 @@ typedef struct yard_gemm_variant {
                           uint32_t n_thread_blocks, void *stream, yard_error *err);
 } yard_gemm_variant;
 
-extern const yard_gemm_variant yard_gemm_few_fp8;      /* linear, to 128 rows a tile, split K */
-extern const yard_gemm_variant yard_gemm_few_bf16;     /* the same for bf16 */
-extern const yard_gemm_variant yard_gemm_group96;      /* groups of up to 96 rows */
-extern const yard_gemm_variant yard_gemm_group144;     /* groups of some more */
-extern const yard_gemm_variant yard_gemm_rows128;      /* many rows, 128 a tile */
-extern const yard_gemm_variant yard_gemm_rows192;      /* many rows, 192 a tile */
-extern const yard_gemm_variant yard_gemm_wide192;      /* many rows, 128 a tile, 192 columns */
-extern const yard_gemm_variant yard_gemm_group96_bf16; /* some of these for bf16 */
+extern const yard_gemm_variant yard_gemm_few_fp8;       /* linear, to 128 rows a tile, split K */
+extern const yard_gemm_variant yard_gemm_few_bf16;      /* the same for bf16 */
+extern const yard_gemm_variant yard_gemm_many_fp8;      /* linear, more rows, split K */
+extern const yard_gemm_variant yard_gemm_group96;       /* groups of up to 96 rows */
+extern const yard_gemm_variant yard_gemm_group144;      /* groups of some more */
+extern const yard_gemm_variant yard_gemm_rows128;       /* many rows, 128 a tile */
+extern const yard_gemm_variant yard_gemm_rows192;       /* many rows, 192 a tile */
+extern const yard_gemm_variant yard_gemm_wide192;       /* many rows, 128 a tile, 192 columns */
+extern const yard_gemm_variant yard_gemm_group144_bf16; /* some of these for bf16 */
 extern const yard_gemm_variant yard_gemm_rows128_bf16;
 extern const yard_gemm_variant yard_gemm_heads_bf16; /* one matrix a head, the same rows for all */
 

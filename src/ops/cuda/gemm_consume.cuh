@@ -240,7 +240,7 @@ __device__ __forceinline__ void do_tile(const yard_gemm_args &a, const gemm_tile
     float sum[WIDTH / 2];
     bool done = true; /* this block has the whole sum */
 
-    if (!S::SWAPPED && !is_halved<S>(t) && me.warpgroup * 64 >= t.n_rows) {
+    if (!S::SWAPPED && !S::SPLIT && !is_halved<S>(t) && me.warpgroup * 64 >= t.n_rows) {
         skip(t, m, ring, me);
         return;
     }
@@ -337,7 +337,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
             barrier_init(m.empty + i * 8, S::CLUSTER * S::CONSUMERS / 32);
         }
         barrier_init_fence();
-        if constexpr (S::SPLIT)
+        if constexpr (S::EARLY)
             n_early = a.early ? load_early<S>(maps, a, m) : 0;
     }
     if (threadIdx.x > S::CONSUMERS && threadIdx.x <= S::CONSUMERS + a.n_boxes)
@@ -355,7 +355,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::PRODUCER_REGISTERS));
         if (warp == S::CONSUMERS / 32) {
-            if (S::SPLIT && m.count[0] == 0)
+            if (S::EARLY && m.count[0] == 0)
                 drop_early(m, n_early);
             load_tiles<S>(maps, a, m, lane, n_early);
         } else if constexpr (S::FP8) {

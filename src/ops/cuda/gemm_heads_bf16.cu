@@ -3,7 +3,7 @@
 #include "ops/cuda/gemm_consume.cuh"
 
 struct heads_bf16_shape : gemm_shape<false, true, 2, 128, 16, 6, 1, false, false> {
-    static constexpr bool HEADS = true;
+    static constexpr bool HEADS = true, EARLY = true;
 };
 typedef heads_bf16_shape shape;
 

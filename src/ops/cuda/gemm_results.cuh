@@ -5,11 +5,11 @@
 
 #include "ops/cuda/gemm.cuh"
 
-/* Rows on M: in a tile of half the rows and of two scales both warpgroups have the same rows, and
- * half of the columns each. */
+/* Rows on M: in a tile of up to half the rows and of two scales both warpgroups have the same rows,
+ * and half of the columns each. */
 template <class S> __device__ __forceinline__ bool is_halved(const gemm_tile &t)
 {
-    return S::W_SCALES > 1 && t.width < S::WIDTH;
+    return S::W_SCALES > 1 && t.width <= S::WIDTH / 2;
 }
 
 /* Which part of the block's work is this thread's. */

@@ -187,7 +187,7 @@ void gpu_test_grouped(gpu_test *t)
 {
     static const char *const variants[] = { NULL,      "rows128", "rows192",
                                             "wide192", "group96", "group144" };
-    static const char *const bf16_variants[] = { NULL, "rows128_bf16", "group96_bf16" };
+    static const char *const bf16_variants[] = { NULL, "rows128_bf16", "group144_bf16" };
 
     for (uint32_t i = 0; i < COUNT(variants); i++) {
         grouped_shapes(t, variants[i], small_groups, COUNT(small_groups));

@@ -308,13 +308,14 @@ void gpu_test_linear(gpu_test *t)
 {
     static const linear_shape fp8 = FP8_SHAPE("kernels agree", 640, 1536);
     static const linear_shape bf16 = BF16_SHAPE("kernels agree in bf16", 640, 1536);
-    static const char *const fp8_kernels[] = { "few_fp8", "rows128", "rows192",
-                                               "wide192", "group96", "group144" };
-    static const char *const bf16_kernels[] = { "few_bf16", "rows128_bf16", "group96_bf16" };
+    static const char *const fp8_kernels[] = { "few_fp8", "many_fp8", "rows128", "rows192",
+                                               "wide192", "group96",  "group144" };
+    static const char *const bf16_kernels[] = { "few_bf16", "rows128_bf16", "group144_bf16" };
     static const char *const variants[] = { NULL,           "deterministic", "few_fp8:1",
-                                            "few_fp8:2:32", "rows128",       "rows192",
-                                            "wide192",      "group96",       "group144",
-                                            "few_bf16:1",   "rows128_bf16",  "group96_bf16" };
+                                            "few_fp8:2:32", "many_fp8:2",    "rows128",
+                                            "rows192",      "wide192",       "group96",
+                                            "group144",     "few_bf16:1",    "rows128_bf16",
+                                            "group144_bf16" };
     const int n_variants = sizeof(variants) / sizeof(variants[0]);
 
     kernels_agree(t, &fp8, fp8_kernels, sizeof(fp8_kernels) / sizeof(fp8_kernels[0]));
