@@ -67,6 +67,11 @@ typedef struct yard_fabric_config {
                                     ranks, by the thread that creates; true ends it with
                                     YARD_EPEER on all ranks that are there. NULL: never */
     void *gives_up_ctx;
+    size_t device_heap_bytes; /* a second heap beside the first, in the memory of the device that is
+                                 current to the calling thread: what kernels of libyard-ep store to,
+                                 while the host's calls keep to the first. All ranks on one node;
+                                 equal on all ranks; not with transports whose heap is a device's.
+                                 Default 0: none */
 } yard_fabric_config;
 
 #define YARD_FABRIC_CONFIG_INIT                                                                    \
@@ -92,7 +97,7 @@ YARD_API yard_status yard_fabric_config_from_env(yard_fabric_config *config,
  * stage ("rendezvous", "peers", "heap", ..) and the missing ranks. The heap is touched (no page
  * fault later), zeroed, 64-byte aligned. Nothing is left behind when processes die. On success the
  * caller owns *out. Errors: YARD_EINVAL, YARD_ETIMEDOUT, YARD_EPEER, YARD_ENOMEM, YARD_EIO,
- * YARD_ENOTSUP (a transport that this machine lacks: what is missing is named). */
+ * YARD_ENOTSUP (a transport, or a device, that this machine lacks: what is missing is named). */
 YARD_API yard_status yard_fabric_create(yard_fabric **out, const yard_fabric_config *config,
                                         yard_error *err);
 

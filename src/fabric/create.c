@@ -233,6 +233,29 @@ static uint32_t spins_for(const yard_fabric *f)
     return n_here <= (n_cpus > 0 ? (uint32_t)n_cpus : 1) ? SPINS : SPINS_CROWDED;
 }
 
+static yard_status check_beside(const yard_fabric *f, yard_error *err)
+{
+    if (f->ops->device_heap)
+        return yard_fail(err, YARD_EINVAL,
+                         "fabric: device_heap_bytes: want 0 with %s, whose heap is a device's",
+                         f->ops->name);
+    if (f->n_nodes > 1)
+        return yard_fail(err, YARD_ENOTSUP,
+                         "fabric: device_heap_bytes: want all ranks on one node, got %u nodes",
+                         f->n_nodes);
+    return YARD_OK;
+}
+
+static yard_status make_heap_beside(yard_fabric *f, yard_error *err)
+{
+    const yard_status st = check_beside(f, err);
+
+    if (st != YARD_OK)
+        return st;
+    f->beside = &yard_fabric_nvlink;
+    return f->beside->open(f, err);
+}
+
 /* Every rank has looked at what is free before the first one takes of it. */
 static yard_status make_heap(yard_fabric *f, yard_error *err)
 {
@@ -243,7 +266,9 @@ static yard_status make_heap(yard_fabric *f, yard_error *err)
     st = yard_memory_check(f, err);
     if (st == YARD_OK)
         st = yard_rendezvous_exchange(f, NULL, 0, NULL, err);
-    return st == YARD_OK ? f->ops->open(f, err) : st;
+    if (st == YARD_OK)
+        st = f->ops->open(f, err);
+    return st == YARD_OK && f->config.device_heap_bytes ? make_heap_beside(f, err) : st;
 }
 
 /* The stages. A rank that fails in one tells the others, so that all leave with one reason. */
@@ -347,6 +372,8 @@ void yard_fabric_destroy(yard_fabric *f)
         return;
     close_start(f);
     yard_control_stop(f); /* before close: it wakes through the transport */
+    if (f->beside)
+        f->beside->close(f);
     if (f->ops && f->ops->close)
         f->ops->close(f);
     yard_control_close(f); /* after it: "left" says that everything sent is on its way */

@@ -48,7 +48,14 @@ void *yard_fabric_impl(const yard_fabric *f)
 
 void *yard_fabric_device_heap(const yard_fabric *f, uint32_t rank)
 {
-    return f->ops->device_heap && rank < f->n_ranks ? f->ops->device_heap(f, rank) : NULL;
+    const yard_fabric_ops *ops = f->beside ? f->beside : f->ops;
+
+    return ops->device_heap && rank < f->n_ranks ? ops->device_heap(f, rank) : NULL;
+}
+
+size_t yard_fabric_device_heap_bytes(const yard_fabric *f)
+{
+    return f->beside ? f->config.device_heap_bytes : f->ops->device_heap ? f->heap_bytes : 0;
 }
 
 const yard_nvshmem *yard_fabric_device_puts(const yard_fabric *f)

@@ -77,8 +77,10 @@ yard_status yard_fabric_config_differs(const yard_rank_config *a, const yard_ran
 /* A deadline config.start_timeout_us from now, for what callers exchange while they start. */
 yard_deadline yard_fabric_start_deadline(const yard_fabric *fabric);
 
-/* See ops->device_heap; NULL for host memory and ranks that do not exist. */
+/* See ops->device_heap: of the transport's heap, or of the one beside it
+ * (config.device_heap_bytes). NULL where there is none, and for ranks that do not exist. */
 void *yard_fabric_device_heap(const yard_fabric *f, uint32_t rank);
+size_t yard_fabric_device_heap_bytes(const yard_fabric *f); /* 0: it has none */
 
 /* The symbol yard_nvshmem_library of libyard-ep-nvshmem, which is built where NVSHMEM is. Functions
  * return NVSHMEM's status, 0 when all is well, and are collective but for make_id and reach; they

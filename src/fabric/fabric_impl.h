@@ -66,6 +66,10 @@ struct yard_fabric {
     void *impl;
     uint8_t *heap; /* [heap_bytes], zeroed, touched, 64-byte aligned */
 
+    /* The heap of a device beside that one (config.device_heap_bytes). */
+    const yard_fabric_ops *beside; /* NULL: none */
+    void *beside_impl;             /* its, as impl is of ops */
+
     /* While starting. */
     yard_stage stage;
     struct yard_star *star;      /* connections to rank 0; NULL once started */

@@ -3,7 +3,8 @@
 
 static yard_status open_device(yard_fabric *f, yard_error *err)
 {
-    return yard_fail(err, YARD_ENOTSUP, "fabric: %s: this build has no CUDA", f->ops->name);
+    return yard_fail(err, YARD_ENOTSUP, "fabric: %s: this build has no CUDA",
+                     f->beside ? "device_heap_bytes" : f->ops->name);
 }
 
 static void close_device(yard_fabric *f)

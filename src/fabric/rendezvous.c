@@ -10,7 +10,7 @@
 #include "fabric/star.h"
 
 enum {
-    HELLO_VERSION = 4,
+    HELLO_VERSION = 5,
     SPARE_CONNECTIONS = 64, /* for strays beside the ranks */
     BACKOFF_MIN_MS = 1,
     BACKOFF_MAX_MS = 100,
@@ -22,7 +22,7 @@ enum {
 typedef struct hello {
     uint32_t version;
     uint32_t rank, n_ranks, pid;
-    uint64_t heap_bytes, config_hash;
+    uint64_t heap_bytes, device_heap_bytes, config_hash;
     uint32_t ranks_per_node;
     uint16_t tcp_port;
     bool force_network, loopback; /* the latter: nobody else reaches its TCP listener */
@@ -79,6 +79,7 @@ static void fill_hello(const yard_fabric *f, hello *h)
     h->n_ranks = f->n_ranks;
     h->pid = (uint32_t)getpid();
     h->heap_bytes = f->heap_bytes;
+    h->device_heap_bytes = c->device_heap_bytes;
     h->config_hash = c->config_hash;
     h->force_network = c->force_network;
     h->loopback = f->listen_tcp >= 0 && yard_is_loopback(f->listen_tcp);
@@ -159,6 +160,16 @@ static yard_status check_transport(const hello *mine, const hello *theirs, yard_
                      theirs->provider);
 }
 
+static yard_status check_bytes(const char *what, uint64_t mine, uint64_t theirs, uint32_t rank,
+                               yard_error *why)
+{
+    if (theirs == mine)
+        return YARD_OK;
+    return yard_fail(why, YARD_EINVAL,
+                     "fabric: %s: %llu on rank 0, %llu on rank %u; want the same on all ranks",
+                     what, (unsigned long long)mine, (unsigned long long)theirs, rank);
+}
+
 /* What rank 0 refuses in a hello; both values are named. */
 static yard_status check_hello(const registry *reg, const hello *theirs, yard_error *why)
 {
@@ -182,12 +193,12 @@ static yard_status check_hello(const registry *reg, const hello *theirs, yard_er
     st = check_config(mine, theirs, why);
     if (st != YARD_OK)
         return st;
-    if (theirs->heap_bytes != mine->heap_bytes)
-        return yard_fail(
-            why, YARD_EINVAL,
-            "fabric: heap_bytes: %llu on rank 0, %llu on rank %u; want the same on all ranks",
-            (unsigned long long)mine->heap_bytes, (unsigned long long)theirs->heap_bytes,
-            theirs->rank);
+    st = check_bytes("heap_bytes", mine->heap_bytes, theirs->heap_bytes, theirs->rank, why);
+    if (st == YARD_OK)
+        st = check_bytes("device_heap_bytes", mine->device_heap_bytes, theirs->device_heap_bytes,
+                         theirs->rank, why);
+    if (st != YARD_OK)
+        return st;
     if (theirs->ranks_per_node != mine->ranks_per_node)
         return yard_fail(why, YARD_EINVAL,
                          "fabric: ranks_per_node: %u on rank 0, %u on rank %u; want the same on "

@@ -60,6 +60,8 @@ static void be_refused(const yard_fabric_config *config, void *ctx)
             c.rank = r->odd.rank;
         if (r->odd.heap_bytes)
             c.heap_bytes = r->odd.heap_bytes;
+        if (r->odd.device_heap_bytes)
+            c.device_heap_bytes = r->odd.device_heap_bytes;
         if (r->odd.config_hash)
             c.config_hash = r->odd.config_hash;
         if (r->odd.config_text)
@@ -74,6 +76,7 @@ static void mismatches_are_refused(void **state)
 {
     refusal cases[] = {
         { 2, { .heap_bytes = 4096 }, true, "heap_bytes: 65536 on rank 0, 4096 on rank 2" },
+        { 2, { .device_heap_bytes = 64 }, true, "device_heap_bytes: 0 on rank 0, 64 on rank 2" },
         { 1, { .n_ranks = 4 }, true, "n_ranks: 3 on rank 0, 4 on rank 1" },
         { 1,
           { .config_hash = 2, .config_text = "experts 128, top_k 8, layout flat" },
@@ -92,6 +95,21 @@ static void mismatches_are_refused(void **state)
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         test_run(3, be_refused, &cases[i]);
+}
+
+static void ask_for_device_heap(const yard_fabric_config *config, void *ctx)
+{
+    yard_fabric_config c = *config;
+
+    c.device_heap_bytes = 4096;
+    c.ranks_per_node = 1;
+    expect_failure(&c, YARD_ENOTSUP, ctx);
+}
+
+/* On all ranks, before a device is looked for. */
+static void device_heaps_are_of_one_node(void **state)
+{
+    test_run(2, ask_for_device_heap, "device_heap_bytes: want all ranks on one node, got 2 nodes");
 }
 
 static void bad_configs(void **state)
@@ -492,6 +510,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(mismatches_are_refused),
+        cmocka_unit_test(device_heaps_are_of_one_node),
         cmocka_unit_test(bad_configs),
         cmocka_unit_test(two_rank_zeros),
         cmocka_unit_test(missing_ranks_are_named),

@@ -46,6 +46,17 @@ typedef struct nvlink {
 
 enum { FILE_BYTES = 64 };
 
+/* The fabric's own heap, or the one beside it. */
+static void **place_of(yard_fabric *f)
+{
+    return f->beside ? &f->beside_impl : &f->impl;
+}
+
+static const nvlink *nvlink_of(const yard_fabric *f)
+{
+    return f->beside ? f->beside_impl : f->impl;
+}
+
 static yard_status find_functions(driver *cu, yard_error *err)
 {
     const struct {
@@ -141,7 +152,7 @@ static yard_status make_heap(yard_fabric *f, nvlink *n, int *fd, yard_error *err
 
     if (rc != CUDA_SUCCESS)
         return driver_failed(n, rc, "granularity", "this rank", err);
-    n->n_bytes = yard_align_up(f->heap_bytes, granularity);
+    n->n_bytes = yard_align_up(yard_fabric_device_heap_bytes(f), granularity);
     rc = n->cu.create(&m->handle, n->n_bytes, &p, 0);
     if (rc != CUDA_SUCCESS)
         return driver_failed(n, rc, "memory", "this rank", err);
@@ -200,7 +211,8 @@ static yard_status find_device(nvlink *n, yard_error *err)
 
 static yard_status nvlink_open(yard_fabric *f, yard_error *err)
 {
-    nvlink *n = f->impl = calloc(1, sizeof(*n));
+    nvlink *n = *place_of(f) = calloc(1, sizeof(*n));
+    uint8_t *const host_heap = f->heap;
     int fd = -1;
     yard_status st;
 
@@ -219,13 +231,13 @@ static yard_status nvlink_open(yard_fabric *f, yard_error *err)
         st = import_heaps(f, n, err);
     if (fd >= 0)
         close(fd);
-    f->heap = (uint8_t *)(uintptr_t)n->maps[f->rank].at;
+    f->heap = f->beside ? host_heap : (uint8_t *)(uintptr_t)n->maps[f->rank].at;
     return st;
 }
 
 static void nvlink_close(yard_fabric *f)
 {
-    nvlink *n = f->impl;
+    nvlink *n = *place_of(f);
 
     if (!n)
         return;
@@ -234,7 +246,7 @@ static void nvlink_close(yard_fabric *f)
     yard_heaps_close(f, &n->files);
     free(n->maps);
     free(n);
-    f->impl = NULL;
+    *place_of(f) = NULL;
 }
 
 static yard_status nvlink_put_signal(yard_fabric *f, yard_sym dst, const void *src, size_t n_bytes,
@@ -246,9 +258,7 @@ static yard_status nvlink_put_signal(yard_fabric *f, yard_sym dst, const void *s
 
 static void *nvlink_device_heap(const yard_fabric *f, uint32_t rank)
 {
-    const nvlink *n = f->impl;
-
-    return (void *)(uintptr_t)n->maps[rank].at;
+    return (void *)(uintptr_t)nvlink_of(f)->maps[rank].at;
 }
 
 const yard_fabric_ops yard_fabric_nvlink = {
