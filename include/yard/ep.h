@@ -127,6 +127,9 @@ typedef struct yard_ep_config {
  *     peer access); those of other nodes are put to by NVSHMEM, which needs libyard-ep-nvshmem. Of
  *     NVSHMEM a process has one set of ranks: later groups over it have the same ones.
  *   - capacity.heap_bytes is of a group over nvlink, unless fabric_config names another transport.
+ *   - A borrowed fabric is one whose heap is a device's, or has one beside it (device_heap_bytes):
+ * heap_bytes and heap_at are of that heap, which is filled with ones, not zeros. Configs are not
+ *     compared over it.
  *   - A receive that waits keeps the multiprocessors that it will need. So nothing that a peer
  * waits for may come to stand behind it: receives of several rounds, or groups, come in one order
  * on all ranks (one stream, or streams joined by events). Ranks that each wait for what the other

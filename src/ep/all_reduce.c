@@ -11,7 +11,9 @@ size_t yard_all_reduce_heap_bytes(const yard_all_reduce_config *c)
 static yard_status check(const yard_all_reduce_config *c, yard_error *err)
 {
     const uint32_t n_ranks = yard_fabric_size(c->fabric);
-    const size_t has = yard_fabric_heap_bytes(c->fabric), want = yard_all_reduce_heap_bytes(c);
+    const size_t on_device = yard_fabric_device_heap_bytes(c->fabric);
+    const size_t has = on_device ? on_device : yard_fabric_heap_bytes(c->fabric);
+    const size_t want = yard_all_reduce_heap_bytes(c);
 
     if (c->tp == 0 || c->tp > ALL_REDUCE_MAX_TP || n_ranks % c->tp != 0)
         return yard_fail(err, YARD_EINVAL,

@@ -165,6 +165,12 @@ yard_status yard_ep_capacity_of(const yard_ep_config *config, uint32_t n_ranks,
     return st;
 }
 
+static bool on_device(const yard_ep *ep)
+{
+    return ep->config.device == YARD_EP_CUDA;
+}
+
+/* A device's heap is no place for the host to compare configs in. */
 static yard_status borrow_fabric(yard_ep *ep, yard_error *err)
 {
     const uint64_t has = yard_fabric_heap_bytes(ep->config.fabric), at = ep->config.heap_at;
@@ -172,6 +178,8 @@ static yard_status borrow_fabric(yard_ep *ep, yard_error *err)
     yard_status st;
 
     ep->fabric = ep->config.fabric;
+    if (on_device(ep))
+        return check_config(&ep->config, n_ranks, err);
     if (at % ALIGN != 0 || at > has || yard_ep_agree_bytes(n_ranks) > has - at)
         return yard_fail(err, YARD_EINVAL,
                          "ep config: heap_at: want a multiple of %d in the fabric's heap of %llu "
@@ -236,13 +244,18 @@ static yard_status make_fabric(yard_ep *ep, yard_error *err)
 
 static yard_status check_heap(const yard_ep *ep, yard_error *err)
 {
-    const uint64_t has = yard_fabric_heap_bytes(ep->fabric), at = ep->config.heap_at;
-    const size_t want = ep->backend->heap_bytes(ep, yard_fabric_copies(ep->fabric));
+    const uint64_t at = ep->config.heap_at;
+    const uint64_t has = on_device(ep) ? yard_fabric_device_heap_bytes(ep->fabric)
+                                       : yard_fabric_heap_bytes(ep->fabric);
+    const bool copies =
+        on_device(ep) ? !yard_fabric_device_puts(ep->fabric) : yard_fabric_copies(ep->fabric);
+    const size_t want = ep->backend->heap_bytes(ep, copies);
 
-    if (at > has || want > has - at)
+    if (at % ALIGN != 0 || at > has || want > has - at)
         return yard_fail(err, YARD_EINVAL,
-                         "ep: want a heap of %zu bytes from %llu on, the fabric's has %llu", want,
-                         (unsigned long long)at, (unsigned long long)has);
+                         "ep: want a heap of %zu bytes from %llu on, the fabric's has %llu%s", want,
+                         (unsigned long long)at, (unsigned long long)has,
+                         on_device(ep) ? " of a device's memory" : "");
     return YARD_OK;
 }
 

@@ -15,7 +15,7 @@ typedef struct yard_all_reduce_config {
     uint32_t tp; /* ranks of an instance; rank r is in instance r / tp */
     uint32_t max_rows, n_cols;
     yard_dtype dtype;    /* of x: F32 or BF16 */
-    yard_fabric *fabric; /* borrowed; over device memory, x and n_rows are there too */
+    yard_fabric *fabric; /* borrowed; with a heap in device memory, x and n_rows are there too */
     uint64_t heap_at;    /* as in yard_ep_config */
     uint64_t timeout_us; /* of every wait; 0: the fabric's */
 } yard_all_reduce_config;

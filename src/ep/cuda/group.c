@@ -64,7 +64,6 @@ static void describe_rows(const yard_ep *ep, bool puts, ep_cuda_args *a)
     a->poison_substitute = c->dispatch == YARD_EP_FP8    ? 0x7f7f7f7fu
                            : c->dispatch == YARD_EP_BF16 ? 0xfffefffeu
                                                          : 0xfffffffeu;
-    a->timeout_ns = c->timeout_us * 1000;
     a->flat = c->layout == YARD_EP_FLAT;
     a->ue8m0 = c->ue8m0;
     a->output_bf16 = c->output == YARD_EP_BF16;
@@ -226,13 +225,16 @@ static yard_status find_peers(const yard_ep *ep, ep_cuda *cu, ep_cuda_args *a, y
 
 static yard_status prepare_rounds(yard_ep *ep, ep_cuda *cu, yard_error *err)
 {
-    yard_sym at = 0;
+    const uint64_t timeout_us =
+        yard_fabric_deadline(ep->fabric, ep->config.timeout_us) - yard_now_us();
+    yard_sym at = ep->config.heap_at;
     yard_status st = YARD_OK;
 
     for (uint32_t i = 0; i < ep->config.n_rounds && st == YARD_OK; i++) {
         ep_cuda_args *a = &cu->rounds[i].args;
 
         describe_rows(ep, cu->puts, a);
+        a->timeout_ns = timeout_us * 1000;
         lay_out_heap(ep, cu->puts, a, &at);
         st = find_peers(ep, cu, a, err);
         ep->rounds[i].ep = ep;
@@ -284,7 +286,8 @@ static yard_status open_cuda(yard_ep *ep, yard_error *err)
 
     if (!yard_fabric_device_heap(ep->fabric, ep->rank))
         return yard_fail(err, YARD_EINVAL,
-                         "ep on cuda: want a fabric over nvlink or nvshmem, got %s",
+                         "ep on cuda: want a fabric over nvlink or nvshmem, or with "
+                         "device_heap_bytes, got %s",
                          yard_fabric_transport(ep->fabric, NULL));
     ep->rounds = ep->block = calloc(c->n_rounds, sizeof(*ep->rounds));
     if (cu)
