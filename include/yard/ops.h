@@ -448,10 +448,18 @@ typedef struct yard_ops {
     /* The device's memory is the host's: pointers of either are good for both, so nothing has to be
      * uploaded, downloaded or prepared. */
     bool in_host_memory;
+    /* Makes one of the backend's devices that of the calling thread, where streams are opened: the
+     * number device_idx modulo how many there are, so that the ranks of a machine may all ask by
+     * their own number. NULL: the backend has no devices to choose from. Errors: YARD_EDEVICE, when
+     * there is none. */
+    yard_status (*use_device)(uint32_t device_idx, yard_error *err);
     size_t (*workspace_bytes)(const yard_ops_config *config); /* of a stream */
     /* Opens a stream with its workspace and threads. The caller closes it. */
     yard_status (*open)(yard_stream *out, const yard_ops_config *config, yard_error *err);
     void (*close)(yard_stream stream); /* NULL is fine */
+    /* The device's own stream, for libraries beside this table: a cudaStream_t. NULL: there is
+     * none, and they ignore it. */
+    yard_stream (*native_stream)(yard_stream stream);
     /* The variant in use and why, for people ("avx2: the processor has AVX2, FMA and F16C"). */
     const char *(*describe)(yard_stream stream);
     void (*synchronise)(yard_stream stream);

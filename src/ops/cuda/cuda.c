@@ -39,15 +39,38 @@ static void close_stream(yard_stream stream)
     free(s);
 }
 
+static yard_status count_devices(int *n_devices, yard_error *err)
+{
+    const cudaError_t code = cudaGetDeviceCount(n_devices);
+
+    if (code == cudaSuccess && *n_devices > 0)
+        return YARD_OK;
+    return yard_fail(err, YARD_EDEVICE,
+                     "cuda: no device: %s: want a GPU of compute capability 9.0 and its driver, "
+                     "and CUDA_VISIBLE_DEVICES, where it is set, to name one; or take device cpu",
+                     code == cudaSuccess ? "none found" : cudaGetErrorString(code));
+}
+
+static yard_status use_device(uint32_t device_idx, yard_error *err)
+{
+    int n_devices = 0;
+    const yard_status st = count_devices(&n_devices, err);
+
+    if (st != YARD_OK)
+        return st;
+    return cuda_fail(err, cudaSetDevice((int)(device_idx % (uint32_t)n_devices)), "device");
+}
+
 static yard_status open_device(cuda_stream *s, yard_error *err)
 {
     struct cudaDeviceProp p;
+    char which[40] = "";
     int n_devices = 0;
-    cudaError_t code = cudaGetDeviceCount(&n_devices);
+    cudaError_t code;
+    const yard_status st = count_devices(&n_devices, err);
 
-    if (code != cudaSuccess || n_devices == 0)
-        return yard_fail(err, YARD_EDEVICE, "cuda: no device: %s",
-                         code == cudaSuccess ? "none found" : cudaGetErrorString(code));
+    if (st != YARD_OK)
+        return st;
     code = cudaGetDevice(&s->device);
     if (code == cudaSuccess)
         code = cudaGetDeviceProperties(&p, s->device);
@@ -57,11 +80,14 @@ static yard_status open_device(cuda_stream *s, yard_error *err)
         return yard_fail(err, YARD_ENOTSUP,
                          "cuda: device %d, %s: want compute capability 9.0, found %d.%d", s->device,
                          p.name, p.major, p.minor);
-    snprintf(s->description, sizeof(s->description), "cuda, %.80s, %d processors, %s", p.name,
+    if (n_devices > 1)
+        snprintf(which, sizeof(which), ", device %d of %d", s->device, n_devices);
+    snprintf(s->description, sizeof(s->description), "cuda, %.80s, %d processors, %s%s", p.name,
              p.multiProcessorCount,
              s->deterministic    ? "deterministic"
              : s->forced.variant ? s->forced.variant->name
-                                 : "fast");
+                                 : "fast",
+             which);
     return YARD_OK;
 }
 
@@ -129,6 +155,11 @@ static yard_status open_stream(yard_stream *out, const yard_ops_config *config, 
     }
     *out = (yard_stream)s;
     return YARD_OK;
+}
+
+static yard_stream native_stream(yard_stream s)
+{
+    return (yard_stream)cuda_of(s)->stream;
 }
 
 static const char *describe(yard_stream s)
@@ -282,9 +313,11 @@ static yard_status replay(yard_stream stream, yard_graph *graph, float *us, yard
 
 const yard_ops yard_ops_cuda = {
     .name = "cuda",
+    .use_device = use_device,
     .workspace_bytes = workspace_bytes,
     .open = open_stream,
     .close = close_stream,
+    .native_stream = native_stream,
     .describe = describe,
     .synchronise = synchronise,
     .check = check,
