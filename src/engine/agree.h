@@ -34,7 +34,9 @@ typedef struct yard_step_record {
     uint32_t schedule;       /* wished, yard_step_schedule */
     uint32_t has_work;       /* 0 or 1 */
     uint32_t finished;       /* 1: no request will ever come here any more */
-    uint32_t reserved[5];    /* 0 */
+    uint32_t n_resumed;      /* requests that gave way and may go on, at most: a row each beside
+                                those that n_tokens and prefill_tokens tell of */
+    uint32_t reserved[4];    /* 0 */
 } yard_step_record;
 
 typedef enum yard_step_schedule {
@@ -51,7 +53,8 @@ typedef struct yard_agree_config {
                                 At least 1 */
 } yard_agree_config;
 
-/* Equal on all ranks but for the last two, which are those of the caller's instance. */
+/* Equal on all ranks but for the last two, which are those of the caller's instance. max_rows: no
+ * instance has more rows. */
 typedef struct yard_step_plan {
     uint64_t step;
     uint32_t generation; /* the highest that a rank names: step 0 settles it */
@@ -60,6 +63,7 @@ typedef struct yard_step_plan {
     uint32_t n_rounds;   /* per MoE layer */
     yard_step_schedule schedule;
     uint32_t mtp_passes;
+    uint64_t max_rows;
     uint64_t n_commands;     /* to be taken before the step: those that the whole instance has */
     uint32_t prefill_tokens; /* prompt tokens that the instance may compute */
 } yard_step_plan;

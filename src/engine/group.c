@@ -73,6 +73,17 @@ void yard_group_take_commands(yard_engine *e, uint64_t n_commands)
     }
 }
 
+/* Of those that wait, requests that gave way: what they have said is not computed again where the
+ * cache still has it. */
+static uint32_t count_resumed(const yard_engine *e)
+{
+    uint32_t n = 0;
+
+    for (const sequence *seq = e->queue_head; seq && n < e->max_seqs; seq = seq->next)
+        n += seq->n_output > 0;
+    return n;
+}
+
 /* Of the step after the one whose rows are gathered, if there is one: what it may compute at most,
  * for nobody knows yet which sequences end. Those that reach their length do. */
 static yard_step_record record_of(const yard_engine *e)
@@ -91,6 +102,7 @@ static yard_step_record record_of(const yard_engine *e)
         else
             prefill += sequence_length(seq) - seq->n_cached;
     }
+    r.n_resumed = count_resumed(e);
     r.prefill_tokens = prefill < e->max_tokens ? (uint32_t)prefill : e->max_tokens;
     r.finished = e->finished;
     r.has_work = r.n_tokens > 0 || prefill > 0 || e->n_queued > 0 || e->command_head;

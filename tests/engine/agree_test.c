@@ -101,6 +101,33 @@ static void the_prefill_budget_is_shared(void **state)
             }
 }
 
+/* No instance has more rows than all are told, whatever it gets of the budget; and they are told
+ * the same. */
+static void rows_are_bounded(void **state)
+{
+    (void)state;
+    for (uint32_t code = 0; code < 125; code++)
+        for (uint32_t budget = 1; budget < 14; budget++) {
+            const yard_step_record r[4] = {
+                { .prefill_tokens = code % 5, .n_tokens = 2, .n_resumed = 3 },
+                { .prefill_tokens = code % 5, .n_tokens = 3 },
+                { .prefill_tokens = code / 5 % 5 },
+                { .prefill_tokens = code / 25, .n_resumed = code % 2 },
+            };
+            const uint64_t told = plan_of(4, 1, budget, r, 0).max_rows;
+            uint64_t most = 0;
+
+            for (uint32_t i = 0; i < 4; i++) {
+                const yard_step_plan plan = plan_of(4, 1, budget, r, i);
+                const uint64_t n = (uint64_t)r[i].n_tokens + r[i].n_resumed + plan.prefill_tokens;
+
+                most = n > most ? n : most;
+                assert_int_equal(plan.max_rows, told);
+            }
+            assert_true(most <= told && told <= most + 1);
+        }
+}
+
 static void a_budget_below_one_each_starves_nobody(void **state)
 {
     uint32_t got[3] = { 0 };
@@ -448,6 +475,7 @@ int main(void)
         cmocka_unit_test(a_group_ends_when_all_have_finished),
         cmocka_unit_test(the_maximum_and_the_least_decide),
         cmocka_unit_test(the_prefill_budget_is_shared),
+        cmocka_unit_test(rows_are_bounded),
         cmocka_unit_test(a_budget_below_one_each_starves_nobody),
         cmocka_unit_test(nobody_is_held_up_where_nobody_decodes),
         cmocka_unit_test(a_record_is_due_right_after_launch),
