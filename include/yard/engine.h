@@ -92,8 +92,9 @@ typedef struct yard_engine_config {
     const char *cache_salt;    /* part of the names of cache pages: instances with other salts share
                                   none, also not by what they tell; NULL: "" */
     yard_prefix_cache prefix_cache;
-    const char *device;       /* "cpu", or "cuda": one GPU of compute capability 9.0, which runs one
-                                 rank, weights and cache in its memory; NULL: "cpu" */
+    const char *device; /* "cpu", or "cuda": a GPU of compute capability 9.0 for each rank, that
+                           which is current to the calling thread; weights and cache are in
+                           its memory. Equal on all ranks; NULL: "cpu" */
     const char *cuda_variant; /* "fast", or "deterministic": a request's bits do not depend on the
                                  others of its step; NULL: "fast" */
     const char *cuda_choices; /* file of measured kernels for the products of "fast", which `bench
@@ -115,6 +116,7 @@ typedef struct yard_engine_budget {
     uint32_t context;       /* not memory: tokens of prompt and output together that a request may
                                have, by the model and the cache */
     uint32_t vocab;         /* nor this: of the model */
+    uint64_t device_heap_bytes; /* the fabric's device_heap_bytes; 0 on CPUs and with one rank */
 } yard_engine_budget;
 
 /* The budget of a rank of n_ranks, before anything is allocated; reads config.json only, so that a

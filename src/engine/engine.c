@@ -155,6 +155,7 @@ yard_status yard_engine_budget_of(const yard_engine_config *config, uint32_t n_r
     yard_engine e = { 0 }; /* for its sizes */
     yard_model_options options;
     yard_model_budget model;
+    bool on_host;
     yard_status st = read_config(&c, config, err);
 
     c.fabric = NULL;
@@ -163,14 +164,17 @@ yard_status yard_engine_budget_of(const yard_engine_config *config, uint32_t n_r
     options.rank = rank;
     if (st == YARD_OK)
         st = yard_model_budget_of(&e.model_config, &options, &model, err);
-    if (st == YARD_OK)
-        *out = (yard_engine_budget){ .weight_bytes = model.weight_bytes,
-                                     .heap_bytes = options.heap_at + model.heap_bytes,
-                                     .cache_bytes = model.cache_bytes,
-                                     .scratch_bytes = model.scratch_bytes,
-                                     .context = e.context,
-                                     .vocab = e.model_config.vocab };
-    return st;
+    if (st != YARD_OK)
+        return st;
+    on_host = options.ops->in_host_memory;
+    *out = (yard_engine_budget){ .weight_bytes = model.weight_bytes,
+                                 .heap_bytes = options.heap_at + (on_host ? model.heap_bytes : 0),
+                                 .device_heap_bytes = on_host ? 0 : model.heap_bytes,
+                                 .cache_bytes = model.cache_bytes,
+                                 .scratch_bytes = model.scratch_bytes,
+                                 .context = e.context,
+                                 .vocab = e.model_config.vocab };
+    return YARD_OK;
 }
 
 static yard_status create_model(yard_engine *e, const yard_engine_config *c, yard_error *err)

@@ -74,6 +74,7 @@ static yard_status open_pod(yard_pod *pod, yard_error *err)
         *rank = (yard_pod_rank_config){ .engine = c->engine,
                                         .rank = pod->first_rank + r,
                                         .n_ranks = pod->n_ranks * (c->n_pods ? c->n_pods : 1),
+                                        .device_idx = r,
                                         .transport = c->transport,
                                         .secret = c->secret,
                                         .bind_host = c->bind_host,
@@ -177,6 +178,11 @@ bool yard_pod_serves(const yard_pod *pod)
 uint32_t yard_pod_generation(const yard_pod *pod)
 {
     return pod->generation.number;
+}
+
+const char *yard_pod_describe(const yard_pod *pod, uint32_t rank)
+{
+    return rank < pod->n_ranks ? pod->process[rank].description : "";
 }
 
 pid_t yard_pod_rank_pid(const yard_pod *pod, uint32_t rank)

@@ -52,7 +52,10 @@ uint32_t yard_pod_instance_count(const yard_pod *pod);
 uint32_t yard_pod_first_instance(const yard_pod *pod);
 
 bool yard_pod_serves(const yard_pod *pod);
-uint32_t yard_pod_generation(const yard_pod *pod);           /* groups so far */
+uint32_t yard_pod_generation(const yard_pod *pod); /* groups so far */
+/* Of a rank of this pod, once it served: yard_engine_describe() there, with the device that it has;
+ * "" before. */
+const char *yard_pod_describe(const yard_pod *pod, uint32_t rank);
 pid_t yard_pod_rank_pid(const yard_pod *pod, uint32_t rank); /* of this pod's ranks; 0: none */
 
 /* Accepts a request for an instance of this pod, also while it does not serve. What only the engine

@@ -13,8 +13,9 @@ typedef struct yard_pod_process {
     yard_wire wire;
     yard_progress_frame progress; /* of its start stage */
     yard_engine_stats stats;
-    bool has_stats; /* they came since they were asked for */
-    bool finished;  /* its group has */
+    bool has_stats;        /* they came since they were asked for */
+    bool finished;         /* its group has */
+    char description[256]; /* of its engine, once it was in a group */
 
     /* what the spawner said */
     bool ended, stopped;

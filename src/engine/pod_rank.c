@@ -24,7 +24,7 @@ typedef struct id_pair {
 typedef struct rank {
     const yard_pod_rank_config *config;
     yard_wire wire;
-    size_t heap_bytes;
+    size_t heap_bytes, device_heap_bytes;
     char signature[YARD_ENGINE_SIGNATURE_BYTES];
     yard_fabric *fabric; /* NULL: in no group */
     yard_engine *engine; /* NULL: never was in one */
@@ -266,6 +266,15 @@ static bool gives_up(void *ctx)
     return r->leaves || r->quits;
 }
 
+/* Before the fabric makes its heap there. */
+static yard_status take_device(const rank *r, yard_error *err)
+{
+    const char *name = r->config->engine.device;
+    const yard_ops *ops = name ? yard_ops_find(name) : NULL;
+
+    return ops && ops->use_device ? ops->use_device(r->config->device_idx, err) : YARD_OK;
+}
+
 static yard_status join_fabric(rank *r, yard_error *err)
 {
     yard_fabric_config c = YARD_FABRIC_CONFIG_INIT;
@@ -273,6 +282,7 @@ static yard_status join_fabric(rank *r, yard_error *err)
     c.rank = r->config->rank;
     c.n_ranks = r->config->n_ranks;
     c.heap_bytes = r->heap_bytes;
+    c.device_heap_bytes = r->device_heap_bytes;
     c.transport = r->config->transport;
     c.rendezvous = r->form.rendezvous;
     c.secret = r->config->secret;
@@ -463,17 +473,20 @@ static void fail(rank *r, const yard_error *err)
 
 static bool open_rank(rank *r)
 {
-    yard_engine_budget budget;
+    yard_engine_budget budget = { 0 };
     yard_error err = { 0 };
     yard_status st;
 
     r->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     r->drained = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    st = yard_engine_budget_of(&r->config->engine, r->config->n_ranks, r->config->rank, &budget,
-                               &err);
+    st = take_device(r, &err);
+    if (st == YARD_OK)
+        st = yard_engine_budget_of(&r->config->engine, r->config->n_ranks, r->config->rank, &budget,
+                                   &err);
     if (st == YARD_OK)
         st = yard_engine_sign(&r->config->engine, r->signature, &err);
     r->heap_bytes = budget.heap_bytes;
+    r->device_heap_bytes = budget.device_heap_bytes;
     if (st != YARD_OK)
         fail(r, &err);
     return r->stop >= 0 && r->drained >= 0;

@@ -5,8 +5,9 @@
 #include <yard/engine.h>
 
 typedef struct yard_pod_rank_config {
-    yard_engine_config engine;                  /* fabric and callbacks are filled in */
-    uint32_t rank, n_ranks;                     /* of the group */
+    yard_engine_config engine; /* fabric and callbacks are filled in */
+    uint32_t rank, n_ranks;    /* of the group */
+    uint32_t device_idx;       /* of its pod's ranks: which of the machine's devices it takes */
     const char *transport, *secret, *bind_host; /* as yard_fabric_config */
     uint64_t start_timeout_us;                  /* of each start stage */
     bool alone;                                 /* all ranks of the group are of one pod */

@@ -111,6 +111,19 @@ static void group_is_over(yard_pod *pod)
     yard_generation_lost(&pod->generation, yard_now_us());
 }
 
+/* Which device it has, where there is a choice. */
+static void take_description(yard_pod *pod, uint32_t r, const yard_frame *f)
+{
+    yard_pod_process *p = &pod->process[r];
+    const char *device = pod->config.engine.device;
+
+    snprintf(p->description, sizeof(p->description), "%.*s",
+             (int)(f->n_bytes - sizeof(yard_formed_frame)),
+             (const char *)f->data + sizeof(yard_formed_frame));
+    if (!pod->served && device && strcmp(device, "cpu") != 0)
+        notice(pod, "rank %u: %s", pod->first_rank + r, p->description);
+}
+
 static void rank_formed(yard_pod *pod, uint32_t r, const yard_frame *f)
 {
     yard_formed_frame formed;
@@ -118,6 +131,7 @@ static void rank_formed(yard_pod *pod, uint32_t r, const yard_frame *f)
     memcpy(&formed, f->data, sizeof(formed));
     pod->page_root = formed.page_root;
     pod->has_page_root = true;
+    take_description(pod, r, f);
     yard_generation_formed(&pod->generation, r);
     if (!yard_generation_serves(&pod->generation))
         return;

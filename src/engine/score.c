@@ -103,6 +103,7 @@ static void score_chunk(struct score *s, uint32_t n_rows)
     yard_step *step = yard_model_step(s->engine->model);
 
     step->n_tokens = 0;
+    step->max_rows = s->engine->max_tokens;
     yard_engine_add_rows(s->engine, 0, s->ids, s->from, n_rows, s->n_ids);
     s->status = yard_model_forward(s->engine->model, NULL, &s->engine->err);
     s->n_wanted = 0;

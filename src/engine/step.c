@@ -239,6 +239,8 @@ yard_status yard_engine_step(yard_engine *e)
     yard_group_take_commands(e, plan.n_commands);
     yard_engine_admit(e);
     gather_rows(e, plan.prefill_tokens);
+    yard_model_step(e->model)->max_rows =
+        plan.max_rows < e->max_tokens ? (uint32_t)plan.max_rows : e->max_tokens;
     e->n_empty_steps += yard_model_step(e->model)->n_tokens == 0;
     st = yard_group_post(e);
     if (e->slept)

@@ -11,11 +11,6 @@ static uint32_t max_u32(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-static const yard_ops *ops_of(const yard_model_options *o)
-{
-    return o->ops ? o->ops : &yard_ops_cpu;
-}
-
 /* What the host fills; the page table comes last, so that its unused end need not travel. */
 static void lay_out_inputs(yard_model *m, yard_arena *arena)
 {
@@ -124,18 +119,15 @@ static yard_status choose(yard_model *m, const yard_model_config *config,
     *o = *options;
     if (o->layout.ep == 0)
         o->layout = one_rank;
+    if (!o->ops)
+        o->ops = &yard_ops_cpu;
     st = yard_layout_check(config, o->layout, o->exact, err);
     if (st == YARD_OK && o->rank >= o->layout.ep)
         st = yard_fail(err, YARD_EINVAL, "rank: want below EP %u, got %u", o->layout.ep, o->rank);
-    if (st == YARD_OK && o->layout.ep > 1 && !ops_of(o)->in_host_memory)
-        st =
-            yard_fail(err, YARD_ENOTSUP,
-                      "device %s: want one rank, got %u: experts on several GPUs are not there yet",
-                      ops_of(o)->name, o->layout.ep);
     if (st == YARD_OK)
         st = check_cache(config, o, err);
     if (st == YARD_OK)
-        st = yard_exchange_size(config, o, &m->expert_rows, &m->heap_bytes, err);
+        st = yard_exchange_size(&m->config, o, &m->expert_rows, &m->heap_bytes, err);
     if (st != YARD_OK)
         return st;
     m->share = yard_layout_share(config, o->layout, o->rank);
@@ -204,6 +196,7 @@ static yard_status allocate(yard_model *m, yard_error *err)
     if (m->options.mtp)
         m->layers[m->config.n_layers].w = &m->weights->mtp[0].layer;
     m->softmax_scale = yard_model_softmax_scale(&m->config);
+    m->step.max_rows = m->options.max_tokens;
     st = bring_inv_freq(m, err);
     return st == YARD_OK ? allocate_inputs(m, err) : st;
 }
@@ -235,11 +228,10 @@ static yard_ops_config ops_config(const yard_model *m)
 static yard_status open_stream(yard_model *m, yard_error *err)
 {
     const yard_ops_config config = ops_config(m);
-
-    yard_status st = ops_of(&m->options)->open(&m->stream, &config, err);
+    const yard_status st = m->options.ops->open(&m->stream, &config, err);
 
     if (st == YARD_OK)
-        m->ops = ops_of(&m->options);
+        m->ops = m->options.ops;
     return st;
 }
 
@@ -262,8 +254,7 @@ yard_status yard_model_budget_of(const yard_model_config *config, const yard_mod
     out->weight_bytes = memory.weight_bytes + (m.options.mtp ? memory.mtp_weight_bytes : 0);
     out->heap_bytes = m.heap_bytes;
     out->cache_bytes = (uint64_t)cached_layers(&m) * layer_cache_bytes(&m);
-    out->scratch_bytes =
-        arena.used_bytes - out->cache_bytes + ops_of(&m.options)->workspace_bytes(&ops);
+    out->scratch_bytes = arena.used_bytes - out->cache_bytes + m.options.ops->workspace_bytes(&ops);
     return YARD_OK;
 }
 
@@ -411,9 +402,8 @@ void yard_model_destroy(yard_model *m)
 
 yard_status yard_model_rejoin(yard_model *m, yard_fabric *fabric, yard_error *err)
 {
+    yard_model_release_replays(m); /* of kernels of the old group */
     yard_exchange_destroy(m);
-    m->ep = NULL;
-    m->reduce = NULL;
     m->failed = YARD_OK;
     m->options.fabric = fabric;
     return yard_exchange_create(m, err);

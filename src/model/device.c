@@ -49,6 +49,19 @@ uint32_t yard_model_bound_rows(uint32_t n_rows, uint32_t max_rows)
     return bound < max_rows ? bound : max_rows;
 }
 
+/* What kernels are taken by. With several ranks all take the same, for what one sends another
+ * receives: the most that any of them has. */
+static uint32_t rows_to_expect(const yard_model *m, int32_t n_tokens)
+{
+    return m->ep ? m->step.max_rows : (uint32_t)n_tokens;
+}
+
+/* A rank without rows makes the calls of one that generates, so that its pass is recorded too. */
+static bool goes_along(const yard_model *m, int32_t n_tokens)
+{
+    return m->ep && n_tokens == 0 && !m->ops->in_host_memory;
+}
+
 /* Of the page table, only rows up to the last one that the step reads. */
 yard_status yard_model_bring_rows(yard_model *m, int32_t n_tokens, yard_error *err)
 {
@@ -56,13 +69,17 @@ yard_status yard_model_bring_rows(yard_model *m, int32_t n_tokens, yard_error *e
     size_t end = m->page_table_at;
     int32_t n_seqs = 0;
 
+    if (m->ep && (uint32_t)n_tokens > m->step.max_rows)
+        return yard_fail(err, YARD_EINVAL, "step: want at most the %u rows of all ranks, got %d",
+                         m->step.max_rows, n_tokens);
     m->all.n_tokens = n_tokens;
-    m->all.max_rows = yard_model_bound_rows((uint32_t)n_tokens, m->options.max_tokens);
+    m->all.max_rows = yard_model_bound_rows(rows_to_expect(m, n_tokens), m->options.max_tokens);
     m->count[0] = n_tokens;
     m->count[1] = (n_tokens + 1) / 2;
     m->count[2] = n_tokens / 2;
     m->all.has_prompts = n_tokens > 0 && memchr(m->step.absorbed, 0, (size_t)n_tokens);
-    m->all.has_generated = n_tokens > 0 && memchr(m->step.absorbed, 1, (size_t)n_tokens);
+    m->all.has_generated =
+        (n_tokens > 0 && memchr(m->step.absorbed, 1, (size_t)n_tokens)) || goes_along(m, n_tokens);
     for (int32_t i = 0; i < n_tokens; i++)
         n_seqs = m->step.seq[i] >= n_seqs ? m->step.seq[i] + 1 : n_seqs;
     end += (size_t)n_seqs * m->options.max_pages_per_seq * sizeof(int32_t);

@@ -6,9 +6,28 @@
 
 #include "model/forward_impl.h"
 
+static const uint32_t no_layer = UINT32_MAX;
+
 static bool has_ranks(const yard_model_options *o)
 {
     return o->layout.ep > 1;
+}
+
+/* One of a device's own memory is CUDA's: its streams are what libyard-ep takes there. */
+static bool on_device(const yard_model_options *o)
+{
+    return !o->ops->in_host_memory;
+}
+
+bool yard_exchange_in_place(const yard_model_options *o)
+{
+    return has_ranks(o) && !on_device(o);
+}
+
+/* The device has a heap of its own. */
+static yard_sym heap_at(const yard_model_options *o)
+{
+    return on_device(o) ? 0 : o->heap_at;
 }
 
 static yard_ep_config ep_config(const yard_model_config *c, const yard_model_options *o)
@@ -28,8 +47,9 @@ static yard_ep_config ep_config(const yard_model_config *c, const yard_model_opt
     e.ue8m0 = c->ue8m0;
     e.timeout_us = o->timeout_us;
     e.fabric = o->fabric;
-    e.heap_at = o->heap_at;
-    e.expert_y_in_place = true;
+    e.heap_at = heap_at(o);
+    e.device = on_device(o) ? YARD_EP_CUDA : YARD_EP_CPU;
+    e.expert_y_in_place = yard_exchange_in_place(o);
     return e;
 }
 
@@ -41,7 +61,7 @@ static yard_all_reduce_config reduce_config(const yard_model_config *c, const ya
                                      .max_rows = o->max_tokens,
                                      .n_cols = c->hidden,
                                      .fabric = o->fabric,
-                                     .heap_at = o->heap_at + yard_align_up(ep_bytes, 64),
+                                     .heap_at = heap_at(o) + yard_align_up(ep_bytes, 64),
                                      .timeout_us = o->timeout_us };
 }
 
@@ -62,7 +82,7 @@ yard_status yard_exchange_size(const yard_model_config *c, const yard_model_opti
         return st;
     *expert_rows = capacity.expert_y_rows;
     reduce = reduce_config(c, o, capacity.heap_bytes);
-    *heap_bytes = reduce.heap_at - o->heap_at;
+    *heap_bytes = reduce.heap_at - heap_at(o);
     if (o->layout.tp > 1)
         *heap_bytes += yard_all_reduce_heap_bytes(&reduce);
     return YARD_OK;
@@ -82,32 +102,60 @@ yard_status yard_exchange_create(yard_model *m, yard_error *err)
         st = yard_ep_capacity_of(&config, m->options.layout.ep, &capacity, err);
     if (st != YARD_OK)
         return st;
-    m->all.round = yard_ep_get_round(m->ep, 0);
-    m->all.expert_y.data = yard_ep_expert_y(m->all.round);
+    yard_exchange_enter(m, &m->all, 0);
     reduce = reduce_config(&m->config, &m->options, capacity.heap_bytes);
     return reduce.tp > 1 ? yard_all_reduce_create(&m->reduce, &reduce, err) : YARD_OK;
+}
+
+void yard_exchange_enter(yard_model *m, yard_part *p, uint32_t round_idx)
+{
+    p->round = yard_ep_get_round(m->ep, round_idx);
+    if (yard_exchange_in_place(&m->options))
+        p->expert_y.data = yard_ep_expert_y(p->round);
 }
 
 void yard_exchange_destroy(yard_model *m)
 {
     yard_all_reduce_destroy(m->reduce);
     yard_ep_destroy(m->ep);
+    m->reduce = NULL;
+    m->ep = NULL;
 }
 
-yard_status yard_exchange_check(const yard_model *m, yard_error *err)
+/* What kernels have found. They run behind the calls that start them, so at no stage. */
+static void look_at_device(yard_model *m)
+{
+    yard_status st = YARD_OK;
+
+    if (m->reduce)
+        st = yard_all_reduce_poll(m->reduce);
+    if (st == YARD_OK && m->ep)
+        st = yard_ep_poll(m->ep);
+    if (st == YARD_OK || m->failed != YARD_OK)
+        return;
+    m->failed_at.layer_idx = no_layer;
+    m->failed = st;
+}
+
+yard_status yard_exchange_check(yard_model *m, yard_error *err)
 {
     static const char *const stages[YARD_STAGE_COUNT] = {
         [YARD_STAGE_INPUT] = "input",     [YARD_STAGE_ATTEND] = "attend",
         [YARD_STAGE_SEND] = "send",       [YARD_STAGE_EXPERTS] = "experts",
         [YARD_STAGE_RECEIVE] = "receive",
     };
-    const bool of_sum = m->reduce && *yard_all_reduce_error(m->reduce);
+    const char *what;
 
+    if (on_device(&m->options))
+        look_at_device(m);
     if (m->failed == YARD_OK)
         return YARD_OK;
+    what = m->reduce && *yard_all_reduce_error(m->reduce) ? yard_all_reduce_error(m->reduce)
+                                                          : yard_ep_error(m->ep);
+    if (m->failed_at.layer_idx == no_layer)
+        return yard_fail(err, m->failed, "exchange of a layer: %s", what);
     return yard_fail(err, m->failed, "layer %u, stage %s: %s", m->failed_at.layer_idx,
-                     stages[m->failed_at.stage],
-                     of_sum ? yard_all_reduce_error(m->reduce) : yard_ep_error(m->ep));
+                     stages[m->failed_at.stage], what);
 }
 
 /* A call of the ep room, as the stream will make it. */
@@ -144,10 +192,15 @@ static void issue(yard_model *m, yard_part *p, bool fp8,
         run_call(&call);
 }
 
+static yard_stream stream_of(const yard_model *m)
+{
+    return m->ops->native_stream ? m->ops->native_stream(m->stream) : m->stream;
+}
+
 static yard_status run_sum(const exchange_call *call)
 {
     return yard_all_reduce_sum(call->m->reduce, call->p->delta.data, call->p->batch.n_tokens,
-                               call->m->stream);
+                               stream_of(call->m));
 }
 
 void yard_exchange_sum(yard_model *m, yard_part *p)
@@ -160,9 +213,12 @@ static yard_status run_send(const exchange_call *call)
 {
     const yard_part *p = call->p;
     const yard_rows *const x = call->fp8 ? &p->h.quant : &p->h.plain;
+    const yard_status st = yard_ep_round_limit(p->round, p->max_rows);
 
+    if (st != YARD_OK)
+        return st;
     return yard_ep_dispatch_send(p->round, x->data, x->scale, p->expert, p->expert_weight,
-                                 p->batch.n_tokens, call->m->stream);
+                                 p->batch.n_tokens, stream_of(call->m));
 }
 
 void yard_exchange_send(yard_model *m, yard_part *p, bool fp8)
@@ -191,7 +247,7 @@ static yard_status run_take(const exchange_call *call)
     const yard_rows *const x = call->fp8 ? &m->expert_x.quant : &m->expert_x.plain;
 
     return yard_ep_dispatch_recv(call->p->round, x->data, x->scale, m->expert_count, NULL,
-                                 m->stream);
+                                 stream_of(m));
 }
 
 void yard_exchange_take(yard_model *m, yard_part *p, bool fp8)
@@ -208,7 +264,7 @@ void yard_exchange_take(yard_model *m, yard_part *p, bool fp8)
 
 static yard_status run_return(const exchange_call *call)
 {
-    return yard_ep_combine_send(call->p->round, call->p->expert_y.data, call->m->stream);
+    return yard_ep_combine_send(call->p->round, call->p->expert_y.data, stream_of(call->m));
 }
 
 void yard_exchange_return(yard_model *m, yard_part *p)
@@ -219,7 +275,7 @@ void yard_exchange_return(yard_model *m, yard_part *p)
 
 static yard_status run_finish(const exchange_call *call)
 {
-    return yard_ep_combine_recv(call->p->round, call->p->moe_y, call->m->stream);
+    return yard_ep_combine_recv(call->p->round, call->p->moe_y, stream_of(call->m));
 }
 
 void yard_exchange_finish(yard_model *m, yard_part *p)

@@ -22,8 +22,8 @@ typedef struct yard_model_options {
     const char *variant; /* of ops: see yard_ops_config; NULL: its default */
     const char *choices; /* of ops: see yard_ops_config; NULL: the built-in ones */
     yard_pin pin;        /* where the CPU's threads run */
-    const yard_ops *ops; /* NULL: the CPU's. One whose memory is its own (not in_host_memory) runs
-                            one rank */
+    const yard_ops *ops; /* NULL: the CPU's. Several ranks of one whose memory is its own (not
+                            in_host_memory) exchange through libyard-ep's CUDA */
     uint32_t max_tokens; /* rows of a step */
     uint32_t max_seqs;
     uint32_t max_logits; /* rows whose logits are computed at once */
@@ -37,15 +37,16 @@ typedef struct yard_model_options {
                           */
     yard_fabric *fabric; /* of layout.ep ranks; borrowed, must outlive the model; NULL with one */
     yard_sym heap_at;    /* where budget.heap_bytes of its heap begin, zeroed, for the model
-                            alone; a multiple of 64, equal on all ranks */
+                            alone; a multiple of 64, equal on all ranks. On a device they are its
+                            device_heap_bytes, from 0 on */
     uint64_t timeout_us; /* of every wait for a peer; 0: the fabric's default */
 } yard_model_options;
 
 /* Memory of one rank, known before anything is allocated. */
 typedef struct yard_model_budget {
     uint64_t weight_bytes;  /* mapped from the checkpoint and read; copied to a device's memory */
-    uint64_t heap_bytes;    /* symmetric heap, rows between ranks: what the fabric is created with;
-                               0 with one rank */
+    uint64_t heap_bytes;    /* symmetric heap, rows between ranks: what the fabric is created with,
+                               on the device where memory is its; 0 with one rank */
     uint64_t cache_bytes;   /* KV */
     uint64_t scratch_bytes; /* activations, logits, the operations' workspace: touched as needed
                                where memory is the host's */
@@ -61,6 +62,8 @@ yard_status yard_model_budget_of(const yard_model_config *config, const yard_mod
  * arrays belong to the model, in the host's memory; the forward pass brings them to the device. */
 typedef struct yard_step {
     int32_t n_tokens;
+    uint32_t max_rows; /* several ranks, and equal on all: none of them has more tokens. Up to
+                          max_tokens, which it is at first; what a device takes its kernels by */
     int32_t *token, *position, *seq; /* [max_tokens] */
     uint8_t *absorbed;               /* [max_tokens] */
     int32_t *page_table;             /* [max_seqs, max_pages_per_seq] */
@@ -89,9 +92,9 @@ const char *yard_model_identity(const yard_model *model); /* yard_checkpoint_ide
 
 /* Runs all layers over the step's rows. schedule NULL: yard_schedule_none. Errors: YARD_EPEER,
  * YARD_ETIMEDOUT: a rank was lost, or a wait passed its deadline; the message names layer, stage
- * and ranks. The step's results are void then, and every later call returns the same status: the
- * group is to be formed anew (yard_model_rejoin). YARD_EINVAL: two halves without
- * micro_batch. YARD_EDEVICE: the device failed; nothing runs on it any more. */
+ * and ranks, on a device the ranks alone. The step's results are void then, and every later call
+ * returns the same status: the group is to be formed anew (yard_model_rejoin). YARD_EINVAL: two
+ * halves without micro_batch. YARD_EDEVICE: the device failed; nothing runs on it any more. */
 yard_status yard_model_forward(yard_model *model, const yard_schedule *schedule, yard_error *err);
 
 /* Computes the logits of the rows index[0..n_rows) of the last forward pass, n_rows <= max_logits;

@@ -33,8 +33,8 @@ typedef struct yard_mirror {
 /* Buffers of consecutive rows of a step: all of them, or one of two halves. */
 typedef struct yard_part {
     int32_t n_tokens;
-    uint32_t max_rows; /* bounds n_tokens: operations pick kernels by it, a power of two, so that
-                          few different ones are asked for */
+    uint32_t max_rows; /* bounds n_tokens, on all ranks: operations pick kernels by it, a power of
+                          two, so that few different ones are asked for */
     yard_batch batch;  /* the rows as operations see them; its n_tokens says the same */
     bool has_prompts, has_generated; /* of the whole step: rows with absorbed 0, with 1 */
     yard_ep_round *round;
@@ -83,7 +83,7 @@ struct yard_model {
     const yard_schedule *schedule; /* of the pass under way */
     yard_place at;                 /* of the stage that is being issued */
     _Atomic yard_status failed; /* of the first exchange of the group that failed, at failed_at */
-    yard_place failed_at;
+    yard_place failed_at;       /* layer_idx UINT32_MAX: a device found it as the pass ran */
 
     size_t heap_bytes; /* of the symmetric heap */
 
@@ -197,10 +197,14 @@ activation yard_activation_take(const yard_model *m, yard_arena *arena, size_t n
 /* What expert_rows is, and what the heap needs. */
 yard_status yard_exchange_size(const yard_model_config *c, const yard_model_options *options,
                                size_t *expert_rows, size_t *heap_bytes, yard_error *err);
+/* Results of experts are left where the round has a place for them. */
+bool yard_exchange_in_place(const yard_model_options *options);
 yard_status yard_exchange_create(yard_model *m, yard_error *err);
+/* p takes the round, and its place for results if it has one. */
+void yard_exchange_enter(yard_model *m, yard_part *p, uint32_t round_idx);
 void yard_exchange_destroy(yard_model *m);
 /* YARD_OK, or that of the first failure with its message. After synchronise. */
-yard_status yard_exchange_check(const yard_model *m, yard_error *err);
+yard_status yard_exchange_check(yard_model *m, yard_error *err);
 
 /* p->delta becomes the sum of what the ranks of the instance have in theirs. */
 void yard_exchange_sum(yard_model *m, yard_part *p);

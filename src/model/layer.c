@@ -240,19 +240,29 @@ static void stage_send(yard_model *m, yard_part *p, const yard_layer *layer)
         shared_expert(m, p, layer);
 }
 
-/* Other ranks may send as many rows as there is room for. */
+/* Every instance may send each of its rows to as many experts of this rank as a row names. */
+static uint32_t most_expert_rows(const yard_model *m, const yard_part *p)
+{
+    const uint32_t here = m->share.experts.n;
+    const uint32_t per_row = m->config.top_k < here ? m->config.top_k : here;
+
+    return m->options.layout.dp * p->max_rows * per_row;
+}
+
 static void grouped(yard_model *m, const yard_part *p, const activation *in, const yard_matrix *w,
                     yard_rows y)
 {
     const bool fp8 = m->quantise && w->dtype == YARD_FP8_E4M3;
-    const uint32_t max_rows = m->ep ? 0 : p->max_rows * m->config.top_k;
+    const uint32_t expected = p->max_rows * m->config.top_k / m->options.layout.tp;
 
-    m->ops->grouped_linear(m->stream, &(yard_grouped_linear_args){ .n_groups = m->share.experts.n,
-                                                                   .offset = m->offset,
-                                                                   .max_rows = max_rows,
-                                                                   .x = fp8 ? in->quant : in->plain,
-                                                                   .w = w,
-                                                                   .y = y });
+    m->ops->grouped_linear(m->stream,
+                           &(yard_grouped_linear_args){ .n_groups = m->share.experts.n,
+                                                        .offset = m->offset,
+                                                        .max_rows = most_expert_rows(m, p),
+                                                        .expected_rows = expected,
+                                                        .x = fp8 ? in->quant : in->plain,
+                                                        .w = w,
+                                                        .y = y });
 }
 
 static void stage_experts(yard_model *m, yard_part *p, const yard_layer *layer)

@@ -64,8 +64,8 @@ static void lay_out_mlp(const yard_model *m, yard_part *p, yard_arena *arena)
     p->expert = yard_arena_take(arena, chosen * sizeof(int32_t));
     p->expert_weight = yard_arena_take(arena, chosen * sizeof(float));
     p->row_index = yard_arena_take(arena, chosen * sizeof(int32_t));
-    p->expert_y = yard_rows_take(arena, m->plain, m->options.layout.ep > 1 ? 0 : m->expert_rows,
-                                 c->hidden); /* several ranks: the round has a buffer for it */
+    p->expert_y = yard_rows_take(
+        arena, m->plain, yard_exchange_in_place(&m->options) ? 0 : m->expert_rows, c->hidden);
     p->moe_y = yard_arena_take(arena, t * c->hidden * sizeof(float));
 }
 
@@ -98,7 +98,8 @@ static void skip_batch(yard_batch *b, size_t n)
 }
 
 /* Rows [first, first + n) of the step. Results of experts have a place of their own where they stay
- * until they are added: rows of their own on one rank, a round of their own on several. */
+ * until they are added: rows of their own on one rank, the round's on several. Where the round has
+ * none it takes them at once. */
 static void cut_part(yard_model *m, uint32_t half, uint32_t first, uint32_t n)
 {
     yard_part *const p = &m->half[half];
@@ -106,6 +107,7 @@ static void cut_part(yard_model *m, uint32_t half, uint32_t first, uint32_t n)
 
     *p = m->all;
     p->n_tokens = (int32_t)n;
+    p->max_rows = yard_model_bound_rows((m->all.max_rows + 1) / 2, m->options.max_tokens);
     p->batch.n_tokens = yard_mirrored(&m->inputs, &m->count[1 + half]);
     skip_batch(&p->batch, first);
     p->x += first * hidden;
@@ -128,8 +130,7 @@ static void cut_part(yard_model *m, uint32_t half, uint32_t first, uint32_t n)
     skip_activation(&p->attended, first);
     skip_activation(&p->mlp_mid, first);
     if (m->ep) {
-        p->round = yard_ep_get_round(m->ep, half);
-        p->expert_y.data = yard_ep_expert_y(p->round);
+        yard_exchange_enter(m, p, half);
     } else {
         skip_rows(&p->expert_y, first * top_k);
     }

@@ -14,10 +14,11 @@ static uint32_t bound_idx(uint32_t max_rows)
 }
 
 /* Without rows there is no attention to record. Prompts are long enough to hide their launches, and
- * come in many mixtures. */
+ * come in many mixtures. With several ranks the recording has dispatch and combine in it; another
+ * rank may make the same pass call by call. */
 static bool is_recorded(const yard_model *m, const yard_schedule *schedule)
 {
-    return m->ops->capture_begin && !m->ops->in_host_memory && !m->ep && !m->trace &&
+    return m->ops->capture_begin && !m->ops->in_host_memory && !m->trace &&
            schedule->n_halves == 1 && m->all.has_generated && !m->all.has_prompts &&
            m->all.max_rows <= YARD_REPLAY_ROWS;
 }
@@ -61,4 +62,5 @@ void yard_model_release_replays(yard_model *m)
         for (uint32_t i = 0; i < YARD_REPLAY_BOUNDS; i++)
             if (m->replays[kind][i].graph)
                 m->ops->release_graph(m->stream, m->replays[kind][i].graph);
+    memset(m->replays, 0, sizeof(m->replays));
 }
