@@ -29,9 +29,9 @@ const char *yard_cli_argp_cpu_variant(struct argp_state *state, const char *text
 /* cpu or cuda; fast or deterministic; any other word ends the program. Whether there is a GPU is
  * for the engine to say. */
 #define YARD_CLI_DEVICE_HELP                                                                       \
-    "cpu (default), or cuda: one GPU of compute capability 9.0, which has weights and cache in "   \
-    "its "                                                                                         \
-    "memory"
+    "cpu (default), or cuda: a GPU of compute capability 9.0 for each rank, which has its "        \
+    "weights "                                                                                     \
+    "and cache in its memory"
 const char *yard_cli_argp_device(struct argp_state *state, const char *text);
 #define YARD_CLI_CUDA_VARIANT_HELP                                                                 \
     "fast (default), or deterministic: a request's bits do not depend on the others of its step"

@@ -145,6 +145,7 @@ static const struct argp engine_argp = {
         "  switchyard bench engine models/demo --threads 2 --batch 1,4,16 --json\n"
         "  switchyard bench engine models/demo --device cuda --batch 1,8,32\n"
         "  switchyard bench engine models/demo --ranks 2 --batch 1,8\n"
+        "  switchyard bench engine models/demo --device cuda --ranks 2 --batch 1,32\n"
         "  switchyard bench engine models/demo --mixed --batch 8\n",
 };
 
@@ -161,7 +162,10 @@ yard_dtype yard_bench_engine_cached(const yard_bench_engine_args *a)
 static yard_status run_ranks(const yard_bench_engine_args *a, uint64_t *n_wrong, yard_error *err)
 {
     const yard_bench_ranks ranks = { .model = a->model,
+                                     .device = a->device,
                                      .variant = a->variant,
+                                     .cuda_variant = a->cuda_variant,
+                                     .cuda_choices = a->cuda_choices,
                                      .transport = a->transport,
                                      .n_ranks = (uint32_t)(a->n_ranks ? a->n_ranks : 2),
                                      .tp = (uint32_t)a->tp,
@@ -178,8 +182,6 @@ static yard_status run_ranks(const yard_bench_engine_args *a, uint64_t *n_wrong,
                                      .exact = a->exact,
                                      .json = a->json };
 
-    if (!yard_bench_engine_on_cpu(a))
-        return yard_fail(err, YARD_ENOTSUP, "--device cuda: want one rank, without --ranks");
     if (ranks.n_ranks % a->tp != 0)
         return yard_fail(err, YARD_EINVAL, "--ranks: want a multiple of --tp %llu, got %llu",
                          (unsigned long long)a->tp, (unsigned long long)ranks.n_ranks);

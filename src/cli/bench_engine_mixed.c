@@ -33,24 +33,16 @@ typedef struct mixed_case {
 static yard_status open_pod(mixed_bench *b, const mixed_case *c, yard_error *err)
 {
     const yard_bench_ranks *a = b->args;
-    yard_pod_config config = { .engine = YARD_ENGINE_CONFIG_INIT,
+    yard_pod_config config = { .engine = yard_bench_ranks_engine(a),
                                .n_ranks = a->n_ranks,
                                .transport = a->transport,
                                .start_timeout_us = MAX_WAIT_US };
     yard_status st;
 
-    config.engine.model_dir = a->model;
-    config.engine.mode = a->exact ? YARD_EXACT : YARD_QUANTISED;
-    config.engine.kv_dtype = a->kv_dtype;
-    config.engine.n_threads = a->n_threads;
-    config.engine.cpu_variant = a->variant;
-    config.engine.pin = a->pin;
     config.engine.max_seqs = b->batch > 1 ? b->batch : 2;
     config.engine.max_tokens = MAX_BATCH_TOKENS;
     config.engine.prefill_budget = c->budget;
-    config.engine.prefix_cache = YARD_CACHE_OFF;
     config.engine.tp = a->tp;
-    config.engine.timeout_us = 60000000;
     st = yard_pod_create(&b->pod, &config, err);
     while (st == YARD_OK && !yard_pod_serves(b->pod))
         st = yard_pod_run(b->pod, MAX_WAIT_US, err);
@@ -160,13 +152,13 @@ static int compare_doubles(const void *x, const void *y)
 static yard_status print_row(mixed_bench *b, const mixed_case *c, yard_error *err)
 {
     const yard_bench_ranks *a = b->args;
-    char remark[96] = "";
+    char remark[96] = "", hardware[96];
     yard_bench_row row = { .bench = "engine-mixed",
                            .bytes = -1,
                            .flops = -1,
                            .floor_us = -1,
                            .verified = b->verified,
-                           .device = yard_bench_cpu_name(),
+                           .device = yard_bench_ranks_hardware(a, b->pod, hardware),
                            .ranks = a->n_ranks };
     yard_status st;
 

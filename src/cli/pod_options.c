@@ -41,9 +41,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option option_list[] = {
     { "ranks", KEY_RANKS, "N", 0,
-      "Processes on this machine that share the experts (default 1); with mpirun, Slurm or the "
-      "like "
-      "N on each of its machines",
+      "Processes on this machine that share the experts (default 1), each on a GPU of its own with "
+      "--device cuda, as far as there are; with mpirun, Slurm or the like N on each of its "
+      "machines",
       0 },
     { "tp", KEY_TP, "T", 0, "Ranks that share the attention of one instance (default 1)", 0 },
     { "max-seqs", KEY_MAX_SEQS, "N", 0, "Sequences that an instance runs at once (default 16)", 0 },
@@ -115,7 +115,8 @@ yard_status yard_pod_print_budget(const yard_pod_config *c, yard_error *err)
             "switchyard: EP%u DP%u TP%u; each rank: weights %.1f to %.1f MB, exchange %.1f MB, "
             "cache up to %.1f MB, scratch up to %.1f MB\n",
             n_ranks, n_ranks / c->engine.tp, c->engine.tp, (double)least.weight_bytes * 1e-6,
-            (double)most.weight_bytes * 1e-6, (double)most.heap_bytes * 1e-6,
+            (double)most.weight_bytes * 1e-6,
+            (double)(most.heap_bytes + most.device_heap_bytes) * 1e-6,
             (double)most.cache_bytes * 1e-6, (double)most.scratch_bytes * 1e-6);
     return YARD_OK;
 }
