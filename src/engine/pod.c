@@ -56,10 +56,20 @@ static yard_status check_config(const yard_pod_config *c, yard_error *err)
                                  err);
 }
 
+/* Kernels end a wait for a lost rank by its deadline alone: that of the sum, then that of dispatch.
+ */
+static uint64_t leave_us(const yard_engine_config *c, uint64_t timeout_us)
+{
+    const bool on_device = c->device && strcmp(c->device, "cpu") != 0;
+
+    return YARD_POD_LEAVE_US + (on_device ? 2 * timeout_us : 0);
+}
+
 static yard_status open_pod(yard_pod *pod, yard_error *err)
 {
     const yard_pod_config *c = &pod->config;
     const uint64_t start_us = c->start_timeout_us ? c->start_timeout_us : DEFAULT_START_US;
+    const uint64_t timeout_us = c->engine.timeout_us ? c->engine.timeout_us : DEFAULT_STOP_US;
     yard_status st;
 
     pod->rank_config = calloc(pod->n_ranks, sizeof(*pod->rank_config));
@@ -92,8 +102,7 @@ static yard_status open_pod(yard_pod *pod, yard_error *err)
         return st;
     /* A start stage ends by itself within its time; the pod's patience is for what hangs. */
     return yard_generation_open(&pod->generation, pod->n_ranks, start_us + YARD_POD_LEAVE_US,
-                                YARD_POD_LEAVE_US,
-                                c->engine.timeout_us ? c->engine.timeout_us : DEFAULT_STOP_US, err);
+                                leave_us(&c->engine, timeout_us), timeout_us, err);
 }
 
 yard_status yard_pod_create(yard_pod **out, const yard_pod_config *config, yard_error *err)
