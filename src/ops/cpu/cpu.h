@@ -108,15 +108,21 @@ typedef struct strip_args {
     piece_ahead ahead; /* fetched meanwhile */
 } strip_args;
 
+/* Rows as stored that become a panel of w. */
+typedef struct strip_source {
+    yard_dtype dtype;
+    const void *first;
+    size_t ld_bytes;
+    uint32_t n_w, n_k, span;
+} strip_source;
+
 /* Products of more than FEW_ROWS rows with FP8 or BF16 weights. span: columns that share a scale,
  * or PANEL_K when there are none. */
 typedef struct strip_kernels {
     /* A row in pairs, the m-th of n_x, becomes part of x. */
     void (*lay_x)(const float *pairs, uint32_t n_k, uint32_t span, uint32_t m, uint32_t n_x,
                   float *x, size_t x_ld);
-    /* A row as stored, the n-th of n_w, becomes part of the panel w. */
-    void (*lay_w)(yard_dtype dtype, const void *src, uint32_t n_k, uint32_t span, uint32_t n,
-                  uint32_t n_w, uint16_t *w);
+    void (*lay_w)(const strip_source *s, uint16_t *w);
     void (*dot)(const strip_args *a);
 } strip_kernels;
 

@@ -112,14 +112,17 @@ static void add_panel(const cpu_kernels *k, cpu_scratch *scratch, const product_
 static void add_strip_panel(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a,
                             const block *b, uint32_t n, uint32_t n_w, float *lanes)
 {
-    const size_t skipped = b->at * yard_dtype_bytes(a->w->dtype);
+    const size_t element_bytes = yard_dtype_bytes(a->w->dtype);
+    const uint8_t *rows = matrix_row(a->w, a->w_first + n);
     uint16_t *panel = (uint16_t *)(void *)scratch->panel;
 
-    for (uint32_t i = 0; i < n_w; i++) {
-        const uint8_t *row = matrix_row(a->w, a->w_first + n + i);
-
-        k->strips->lay_w(a->w->dtype, row + skipped, b->n_k, a->x.span, i, n_w, panel);
-    }
+    k->strips->lay_w(&(strip_source){ .dtype = a->w->dtype,
+                                      .first = rows + b->at * element_bytes,
+                                      .ld_bytes = a->w->ld * element_bytes,
+                                      .n_w = n_w,
+                                      .n_k = b->n_k,
+                                      .span = a->x.span },
+                     panel);
     k->strips->dot(&(strip_args){ .x = a->x.x,
                                   .x_ld = a->x.ld,
                                   .n_x = a->x.n_x,

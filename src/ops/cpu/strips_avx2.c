@@ -238,33 +238,38 @@ INLINE void add_tile(const strip_args *a, const float *x, const uint16_t *w, con
         finish_tile(sums, mx, nw, y, a->y_ld);
 }
 
-/* How far a piece ahead has been asked for. */
+/* What is left to ask for of a piece ahead: from `at` to the end of a row, and the rows after. */
 typedef struct fetcher {
     const piece_ahead *piece;
-    uint32_t row, byte, lines_per_tile;
+    const uint8_t *at, *row_end;
+    uint32_t n_rows, lines_per_tile;
 } fetcher;
+
+static fetcher start_fetch(const strip_args *a)
+{
+    const piece_ahead *p = &a->ahead;
+    const uint32_t n_lines = p->n_rows * yard_ceil_div(p->n_bytes, 64);
+    const uint32_t n_tiles = yard_ceil_div(a->n_x, STRIP_ROWS) * yard_ceil_div(a->n_w, TILE_ROWS);
+
+    return (fetcher){ .piece = p,
+                      .at = p->first,
+                      .row_end = p->first + p->n_bytes,
+                      .n_rows = p->n_rows,
+                      .lines_per_tile = yard_ceil_div(n_lines, n_tiles) };
+}
 
 /* A few lines with every tile: all at once would wait for each other, and products for them. */
 static void fetch_some(fetcher *f)
 {
-    const piece_ahead *p = f->piece;
-
-    for (uint32_t i = 0; i < f->lines_per_tile && f->row < p->n_rows; i++) {
-        __builtin_prefetch(p->first + f->row * p->ld_bytes + f->byte, 0, 2);
-        f->byte += 64;
-        if (f->byte >= p->n_bytes) {
-            f->byte = 0;
-            f->row++;
+    for (uint32_t i = 0; i < f->lines_per_tile && f->n_rows > 0; i++) {
+        __builtin_prefetch(f->at, 0, 2);
+        f->at += 64;
+        if (f->at >= f->row_end) {
+            f->at = f->row_end - f->piece->n_bytes + f->piece->ld_bytes;
+            f->row_end += f->piece->ld_bytes;
+            f->n_rows--;
         }
     }
-}
-
-static uint32_t lines_per_tile(const strip_args *a)
-{
-    const uint32_t n_lines = a->ahead.n_rows * yard_ceil_div(a->ahead.n_bytes, 64);
-    const uint32_t n_tiles = yard_ceil_div(a->n_x, STRIP_ROWS) * yard_ceil_div(a->n_w, TILE_ROWS);
-
-    return yard_ceil_div(n_lines, n_tiles);
 }
 
 /* A strip of mx rows from m0 on meets all tiles, which stay in the first cache. */
@@ -292,7 +297,7 @@ INLINE void dot_strip(const strip_args *a, uint32_t m0, int mx, fetcher *f)
 
 static void dot(const strip_args *a)
 {
-    fetcher f = { .piece = &a->ahead, .lines_per_tile = lines_per_tile(a) };
+    fetcher f = start_fetch(a);
 
     for (uint32_t m = 0, mx; m < a->n_x; m += mx) {
         mx = strip_rows(a->n_x - m);
@@ -353,47 +358,59 @@ INLINE bf16_chunk load_chunk(const code_tables *t, yard_dtype dtype, const uint8
     return chunk;
 }
 
-/* n_k columns of a span of a row of a tile of nw. */
-INLINE void lay_span(const code_tables *t, yard_dtype dtype, const uint8_t *src, uint32_t n_k,
-                     uint32_t nw, uint16_t *w)
+/* n_k columns of a span of nw rows, which lie src_ld bytes apart, become a tile's. */
+INLINE void lay_span(const code_tables *t, yard_dtype dtype, const uint8_t *src, size_t src_ld,
+                     uint32_t n_k, uint32_t nw, uint16_t *w)
 {
     const uint32_t bytes = dtype == YARD_FP8_E4M3 ? 1 : 2, half = chunks_of(n_k) * LANES * nw;
 
-    for (; n_k >= CHUNK; n_k -= CHUNK, src += CHUNK * bytes, w += LANES * (size_t)nw)
-        store_chunk(load_chunk(t, dtype, src), half, w);
-    if (n_k) { /* through a padded copy: the stored row may end at the end of the mapping */
+    for (; n_k >= CHUNK; n_k -= CHUNK, src += CHUNK * bytes)
+        for (uint32_t n = 0; n < nw; n++, w += LANES)
+            store_chunk(load_chunk(t, dtype, src + n * src_ld), half, w);
+    /* through a padded copy: the stored row may end at the end of the mapping */
+    for (uint32_t n = 0; n_k && n < nw; n++, w += LANES) {
         uint8_t last[2 * CHUNK] = { 0 };
 
-        memcpy(last, src, n_k * bytes);
+        memcpy(last, src + n * src_ld, n_k * bytes);
         store_chunk(load_chunk(t, dtype, last), half, w);
     }
 }
 
-INLINE void lay_dtype(yard_dtype dtype, const uint8_t *src, uint32_t n_k, uint32_t span,
-                      uint32_t nw, uint16_t *w)
+INLINE void lay_tile(const code_tables *t, const strip_source *s, yard_dtype dtype,
+                     const uint8_t *src, uint32_t nw, uint16_t *w)
 {
-    const code_tables t = load_code_tables();
     const uint32_t bytes = dtype == YARD_FP8_E4M3 ? 1 : 2;
 
-    for (uint32_t k = 0; k < n_k; k += span, w += (size_t)span * nw)
-        lay_span(&t, dtype, src + (size_t)k * bytes, n_k - k < span ? n_k - k : span, nw, w);
+    for (uint32_t k = 0; k < s->n_k; k += s->span, w += (size_t)s->span * nw) {
+        const uint32_t left = s->n_k - k;
+        lay_span(t, dtype, src + (size_t)k * bytes, s->ld_bytes, left < s->span ? left : s->span,
+                 nw, w);
+    }
 }
 
-/* Row n of n_w of a panel into its tile. */
-static void lay_w(yard_dtype dtype, const void *src, uint32_t n_k, uint32_t span, uint32_t n,
-                  uint32_t n_w, uint16_t *w)
+INLINE void lay_dtype(const strip_source *s, yard_dtype dtype, uint16_t *w)
 {
-    uint32_t first = 0, nw = tile_rows(n_w);
+    const code_tables t = load_code_tables();
 
-    while (n >= first + nw) {
-        first += nw;
-        nw = tile_rows(n_w - first);
+    for (uint32_t n = 0, nw; n < s->n_w; n += nw, w += nw * (size_t)pad_lanes(s->n_k)) {
+        const uint8_t *src = (const uint8_t *)s->first + n * s->ld_bytes;
+
+        nw = tile_rows(s->n_w - n);
+        if (nw == 3)
+            lay_tile(&t, s, dtype, src, 3, w);
+        else if (nw == 2)
+            lay_tile(&t, s, dtype, src, 2, w);
+        else
+            lay_tile(&t, s, dtype, src, 1, w);
     }
-    w += first * (size_t)pad_lanes(n_k) + (n - first) * (size_t)LANES;
-    if (dtype == YARD_FP8_E4M3)
-        lay_dtype(YARD_FP8_E4M3, src, n_k, span, nw, w);
+}
+
+static void lay_w(const strip_source *s, uint16_t *w)
+{
+    if (s->dtype == YARD_FP8_E4M3)
+        lay_dtype(s, YARD_FP8_E4M3, w);
     else
-        lay_dtype(YARD_BF16, src, n_k, span, nw, w);
+        lay_dtype(s, YARD_BF16, w);
 }
 
 const strip_kernels yard_cpu_strips_avx2 = { .lay_x = lay_x, .lay_w = lay_w, .dot = dot };
