@@ -334,18 +334,17 @@ static void rows_are_independent(void **state)
 
 static void grouped_linear(void **state)
 {
-    enum { GROUPS = 9, N_OUT = 100, COLS = 200, MAX_ROWS = 120 };
+    enum { GROUPS = 9, N_OUT = 100, COLS = 200, MAX_ROWS = 220 };
     static const int32_t sizes[][GROUPS] = {
-        { 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-        { 0, 0, 0, 0, 100, 0, 0, 0, 0 },
-        { 1, 1, 1, 1, 1, 1, 1, 1, 1 },
-        { 0, 40, 2, 0, 0, 3, 33, 0, 5 },
+        { 0, 0, 0, 0, 0, 0, 0, 0, 0 },    { 0, 0, 0, 0, 100, 0, 0, 0, 0 },
+        { 1, 1, 1, 1, 1, 1, 1, 1, 1 },    { 0, 40, 2, 0, 0, 3, 33, 0, 5 },
+        { 0, 70, 0, 3, 130, 0, 0, 0, 9 }, /* more than a product holds at once */
     };
     yard_stream streams[MAX_VARIANTS];
     const uint32_t n_streams = open_variants(streams);
 
     (void)state;
-    for (uint32_t s = 0; s < 4; s++) {
+    for (uint32_t s = 0; s < 5; s++) {
         rng r = { 1000 + s };
         const yard_rows x = random_rows(&r, YARD_FP8_E4M3, MAX_ROWS, COLS);
         int32_t offset[GROUPS + 1] = { 0 };

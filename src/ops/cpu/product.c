@@ -276,7 +276,8 @@ struct linear_job {
     const int32_t *offset;    /* [n_groups + 1] */
     const int32_t *row_count; /* [n_groups] or NULL */
     const int32_t *x_index;   /* or NULL */
-    const int32_t *active;    /* groups that have rows */
+    const int32_t *active;    /* groups that have rows now */
+    int32_t first_row;        /* now come MAX_TILE_ROWS rows of each group, from this one on */
     uint32_t task_columns, tasks_per_group;
     yard_rows y;
 };
@@ -286,41 +287,42 @@ static int32_t group_end(const struct linear_job *job, uint32_t group)
     return job->row_count ? job->offset[group] + job->row_count[group] : job->offset[group + 1];
 }
 
+static int32_t rows_left(const struct linear_job *job, uint32_t group)
+{
+    return group_end(job, group) - job->offset[group] - job->first_row;
+}
+
 static void linear_task(void *ctx, uint32_t task, uint32_t thread)
 {
     const struct linear_job *job = ctx;
     const cpu_kernels *k = job->s->kernels;
     cpu_scratch *scratch = &job->s->scratch[thread];
     const uint32_t group = (uint32_t)job->active[task / job->tasks_per_group];
-    const int32_t end = group_end(job, group);
+    const int32_t row = job->offset[group] + job->first_row, left = rows_left(job, group);
     const yard_matrix *w = &job->w[group];
     const uint32_t first = task % job->tasks_per_group * job->task_columns;
     const uint32_t left_w = w->rows - first;
     const uint32_t n_w = left_w < job->task_columns ? left_w : job->task_columns;
+    const uint32_t n_x = left < MAX_TILE_ROWS ? (uint32_t)left : MAX_TILE_ROWS;
+    const x_rows x = yard_cpu_product_rows(k, &job->source, w, n_x, scratch->x, scratch);
 
-    for (int32_t row = job->offset[group]; row < end; row += MAX_TILE_ROWS) {
-        const int32_t left = end - row;
-        const uint32_t n_x = left < MAX_TILE_ROWS ? (uint32_t)left : MAX_TILE_ROWS;
-        const x_rows x = yard_cpu_product_rows(k, &job->source, w, n_x, scratch->x, scratch);
-
-        /* a thread's next task may be other columns of the same rows */
-        for (uint32_t i = 0; i < n_x && scratch->x_row != row; i++) {
-            const size_t y_row = (size_t)row + i;
-            yard_cpu_load_row(k, &job->source, job->x_index ? (size_t)job->x_index[y_row] : y_row,
-                              0, scratch, &x, i);
-        }
-        scratch->x_row = row;
-        yard_cpu_product(k, scratch,
-                         &(product_args){ .x = x,
-                                          .w = w,
-                                          .w_first = first,
-                                          .n_w = n_w,
-                                          .y = scratch->out,
-                                          .y_ld = MAX_TASK_COLUMNS });
-        for (uint32_t i = 0; i < n_x; i++)
-            yard_cpu_store_row(k, job->y, (size_t)row + i, first, n_w,
-                               scratch->out + i * MAX_TASK_COLUMNS);
+    /* a thread's next task may be other columns of the same rows */
+    for (uint32_t i = 0; i < n_x && scratch->x_row != row; i++) {
+        const size_t y_row = (size_t)row + i;
+        yard_cpu_load_row(k, &job->source, job->x_index ? (size_t)job->x_index[y_row] : y_row, 0,
+                          scratch, &x, i);
     }
+    scratch->x_row = row;
+    yard_cpu_product(k, scratch,
+                     &(product_args){ .x = x,
+                                      .w = w,
+                                      .w_first = first,
+                                      .n_w = n_w,
+                                      .y = scratch->out,
+                                      .y_ld = MAX_TASK_COLUMNS });
+    for (uint32_t i = 0; i < n_x; i++)
+        yard_cpu_store_row(k, job->y, (size_t)row + i, first, n_w,
+                           scratch->out + i * MAX_TASK_COLUMNS);
 }
 
 static uint32_t task_columns(uint32_t n_columns, uint32_t n_groups, uint32_t n_threads)
@@ -333,21 +335,32 @@ static uint32_t task_columns(uint32_t n_columns, uint32_t n_groups, uint32_t n_t
                                       : whole;
 }
 
+/* Groups that have rows from job->first_row on; they become the active ones. */
+static uint32_t find_active(struct linear_job *job, uint32_t n_groups)
+{
+    uint32_t n_active = 0;
+
+    for (uint32_t g = 0; g < n_groups; g++)
+        if (rows_left(job, g) > 0)
+            job->s->list[n_active++] = (int32_t)g;
+    job->active = job->s->list;
+    return n_active;
+}
+
+/* All columns of some rows, then of the next ones: threads lay out rows of x once, while rows of w
+ * are read again, which costs memory little time beside that of so many products. */
 static void run_groups(struct linear_job *job, uint32_t n_groups)
 {
     const uint32_t n_threads = yard_pool_thread_count(job->s->pool);
-    uint32_t n_active = 0;
 
     assert(n_threads > 0);
     for (uint32_t t = 0; t < n_threads; t++)
         job->s->scratch[t].x_row = -1;
-    for (uint32_t g = 0; g < n_groups; g++)
-        if (group_end(job, g) > job->offset[g])
-            job->s->list[n_active++] = (int32_t)g;
-    job->active = job->s->list;
-    job->task_columns = task_columns(job->w[0].rows, n_active, n_threads);
-    job->tasks_per_group = yard_ceil_div(job->w[0].rows, job->task_columns);
-    yard_pool_run(job->s->pool, linear_task, job, n_active * job->tasks_per_group);
+    for (uint32_t n; (n = find_active(job, n_groups)) > 0; job->first_row += MAX_TILE_ROWS) {
+        job->task_columns = task_columns(job->w[0].rows, n, n_threads);
+        job->tasks_per_group = yard_ceil_div(job->w[0].rows, job->task_columns);
+        yard_pool_run(job->s->pool, linear_task, job, n * job->tasks_per_group);
+    }
 }
 
 void yard_cpu_linear(yard_stream s, const yard_linear_args *a)
