@@ -12,7 +12,7 @@
 #ifndef YARD_OPS_CUDA_MLA_PLAN_CUH
 #define YARD_OPS_CUDA_MLA_PLAN_CUH
 
-#include "ops/cuda/mla_decode.h"
+#include "ops/cuda/mla_rows.cuh"
 
 enum {
     PLAN_THREADS = 384,
@@ -76,13 +76,6 @@ struct block_share {
     uint32_t n_items, lane, lanes, halves;
 };
 
-struct plan_row {
-    bool absorbed, ends; /* ends: the next row is not of the same chain */
-    uint32_t offset;     /* in its chain */
-    uint32_t tiles, last_positions;
-    int32_t seq;
-};
-
 /* The line of a block. */
 struct plan {
     uint32_t end; /* of rows */
@@ -91,77 +84,13 @@ struct plan {
     bool aligned; /* pieces begin with a stretch */
 };
 
-/* All loads are independent: one trip to memory. */
-static __device__ plan_row look_at(const yard_batch &b, const plan &p, uint32_t row)
-{
-    const uint32_t at = min(row, p.end - 1), before = max(at, 1u) - 1;
-    const uint32_t after = min(at + 1, p.end - 1);
-    const uint8_t mine = b.absorbed[at], absorbed_before = b.absorbed[before];
-    const uint8_t absorbed_after = b.absorbed[after];
-    const int32_t seq = b.seq[at], seq_before = b.seq[before], seq_after = b.seq[after];
-    const uint32_t position = (uint32_t)b.position[at];
-    plan_row r;
-
-    r.tiles = position / YARD_PAGE_TOKENS + 1;
-    r.last_positions = position % YARD_PAGE_TOKENS + 1;
-    r.seq = seq;
-    r.absorbed = row < p.end && mine;
-    r.ends = after == at || !absorbed_after || seq_after != seq;
-    r.offset = at > 0 && absorbed_before && seq_before == seq;
-    if (r.offset) /* a draft: few steps */
-        while (at > r.offset && b.absorbed[at - r.offset - 1] && b.seq[at - r.offset - 1] == seq)
-            r.offset++;
-    return r;
-}
-
-static __device__ bool ends_piece(const plan_row &r, uint32_t chain)
-{
-    return r.absorbed && (r.ends || r.offset % chain == chain - 1);
-}
-
-/* x / d, where that is below 2^20: the reciprocal is off by less than one then. A third of the code
- * of the compiler's division, and the plan is code that runs once. */
-static __device__ uint32_t divide(uint32_t x, uint32_t d)
-{
-    const uint32_t q = (uint32_t)__fdividef((float)x, (float)d);
-    const int32_t left = (int32_t)(x - q * d);
-
-    return left < 0 ? q - 1 : left >= (int32_t)d ? q + 1 : q;
-}
-
-static __device__ uint32_t divide_up(uint32_t x, uint32_t d)
-{
-    return divide(x + d - 1, d);
-}
-
-/* ---- fixed parts ----------------------------------------------------------------------------- */
-
-/* In tiles; a function of the row's length alone. At least 3: score warps are two tiles ahead at
- * most, so they end no part of the next row while value warps still join this one's, whose sums lie
- * in the same place. */
-static __device__ uint32_t part_tiles(uint32_t n_tiles)
-{
-    uint32_t tiles = n_tiles <= 16 ? 4 : 10;
-
-    while (tiles * MLA_MAX_SPLITS < n_tiles)
-        tiles *= 2;
-    return tiles;
-}
-
-static __device__ uint32_t count_parts(uint32_t n_tiles)
-{
-    const uint32_t tiles = part_tiles(n_tiles);
-
-    return divide_up(n_tiles, tiles);
-}
+/* ---- the line -------------------------------------------------------------------------------- */
 
 /* What a part takes of the line. */
 static __device__ uint32_t part_cost(uint32_t n_tiles)
 {
     return part_tiles(n_tiles) + ITEM_TILES;
 }
-
-/* ---- the line -------------------------------------------------------------------------------- */
 
 static __device__ uint32_t piece_cost(const yard_mla_decode_task &t, const plan &p,
                                       uint32_t n_tiles)
@@ -204,7 +133,7 @@ static __device__ void add_up(const yard_mla_decode_task &t, plan_shared &m, con
         row += PLAN_THREADS;
         if (row - lane >= p.end)
             break;
-        r = look_at(t.batch, p, row);
+        r = look_at(t.batch, p.end, row);
     }
     __syncthreads(); /* the totals are complete */
 }
@@ -444,7 +373,7 @@ static __device__ void make_plan(const yard_mla_decode_task &t, plan_shared &m, 
     __syncthreads(); /* zeros are there */
     if (p.end == 0)
         return;
-    plan_row r = look_at(t.batch, p, threadIdx.x);
+    plan_row r = look_at(t.batch, p.end, threadIdx.x);
     add_up(t, m, p, r);
     p.chain = t.deterministic ? 1 : choose_chain(t, m);
     p.lanes = (p.chain * t.n_heads + MLA_ROWS - 1) / MLA_ROWS;
@@ -485,7 +414,7 @@ static __device__ void make_plan(const yard_mla_decode_task &t, plan_shared &m, 
         row += PLAN_THREADS;
         if (row - threadIdx.x >= p.end)
             break;
-        r = look_at(t.batch, p, row);
+        r = look_at(t.batch, p.end, row);
     }
     if (threadIdx.x == 0) {
         kept.n_splits = n_splits;
