@@ -6,9 +6,10 @@
  * twice as many with half the columns each. All pieces lie in a line, a tile of 64 positions a unit
  * and some for the start of each, which is cut into equal stretches, one a worker. Pieces are cut
  * there (fast), or at fixed positions into parts that go to the worker whose stretch has their
- * middle (deterministic: there a piece is one row, and where it is cut depends on its length
- * alone). Where it costs no more, pieces begin with a stretch, and no worker has two of them, or
- * stretches with a piece, and none is cut. */
+ * middle (deterministic: where a row is cut depends on its length alone, and all rows of a piece
+ * are cut alike; what a row does not see has the weight 0 and changes no bit of it). Where it costs
+ * no more, pieces begin with a stretch, and no worker has two of them, or stretches with a piece,
+ * and none is cut. */
 #ifndef YARD_OPS_CUDA_MLA_PLAN_CUH
 #define YARD_OPS_CUDA_MLA_PLAN_CUH
 
@@ -42,14 +43,23 @@ struct __align__(8) mla_splits
     uint16_t first, n;
 };
 
-enum { TOTAL_PIECES, TOTAL_TILES = MLA_MAX_CHAIN, TOTAL_LONGEST = 2 * MLA_MAX_CHAIN, N_TOTALS };
+/* Pieces, their tiles and the cost of their parts, for chains of 1, 2 ..; the longest piece;
+ * whether rows of a chain are cut in different ways. */
+enum {
+    TOTAL_PIECES,
+    TOTAL_TILES = MLA_MAX_CHAIN,
+    TOTAL_COST = 2 * MLA_MAX_CHAIN,
+    TOTAL_LONGEST = 3 * MLA_MAX_CHAIN,
+    TOTAL_MIXED,
+    N_TOTALS
+};
 
 struct plan_sums {
     uint32_t cost, items;
 };
 
 struct plan_shared {
-    uint32_t total[N_TOTALS]; /* pieces and their tiles for chains of 1, 2 ..; the longest piece */
+    uint32_t total[N_TOTALS];
     plan_sums warp_sums[PLAN_WARPS];
     uint32_t warp_splits[PLAN_WARPS];
     uint32_t first_ordinal, n_items;
@@ -92,17 +102,22 @@ static __device__ uint32_t part_cost(uint32_t n_tiles)
     return part_tiles(n_tiles) + ITEM_TILES;
 }
 
+/* What a row's parts take of the line. */
+static __device__ uint32_t row_cost(uint32_t n_tiles)
+{
+    return count_parts(n_tiles) * part_cost(n_tiles);
+}
+
 static __device__ uint32_t piece_cost(const yard_mla_decode_task &t, const plan &p,
                                       uint32_t n_tiles)
 {
-    const uint32_t cost = t.deterministic ? count_parts(n_tiles) * part_cost(n_tiles) : n_tiles;
+    const uint32_t cost = t.deterministic ? row_cost(n_tiles) : n_tiles;
 
     return p.aligned ? divide_up(cost, p.stretch) * p.stretch
                      : cost + (t.deterministic ? 0 : ITEM_TILES);
 }
 
-/* Fills m.total; of a chain of one, deterministic rows have their cost in the place of the next
- * chain's pieces. */
+/* Fills m.total. */
 static __device__ void add_up(const yard_mla_decode_task &t, plan_shared &m, const plan &p,
                               plan_row r)
 {
@@ -112,18 +127,27 @@ static __device__ void add_up(const yard_mla_decode_task &t, plan_shared &m, con
         const uint32_t pieces = __popc(__ballot_sync(all, r.absorbed));
         const uint32_t tiles = __reduce_add_sync(all, r.absorbed ? r.tiles : 0);
         const uint32_t longest = __reduce_max_sync(all, r.absorbed ? r.tiles : 0);
-        uint32_t mine = lane < TOTAL_TILES ? pieces : lane < TOTAL_LONGEST ? tiles : longest;
-        if (t.deterministic) {
-            const uint32_t cost =
-                __reduce_add_sync(all, r.absorbed ? count_parts(r.tiles) * part_cost(r.tiles) : 0);
-            mine = lane == TOTAL_PIECES + 1 ? cost : mine;
-        } else if (__any_sync(all, r.absorbed && (r.offset > 0 || !r.ends))) { /* chains */
+        const uint32_t cost =
+            t.deterministic ? __reduce_add_sync(all, r.absorbed ? row_cost(r.tiles) : 0) : 0;
+        uint32_t mine = lane < TOTAL_TILES ? pieces : lane < TOTAL_COST ? tiles : cost;
+        mine = lane == TOTAL_LONGEST ? longest : mine;
+        if (__any_sync(all, r.absorbed && (r.offset > 0 || !r.ends))) { /* chains */
 #pragma unroll
             for (uint32_t q = 1; q < MLA_MAX_CHAIN; q++) {
                 const bool is_piece = ends_piece(r, q + 1);
                 const uint32_t n = __popc(__ballot_sync(all, is_piece));
                 const uint32_t sum = __reduce_add_sync(all, is_piece ? r.tiles : 0);
                 mine = lane == TOTAL_PIECES + q ? n : lane == TOTAL_TILES + q ? sum : mine;
+            }
+            if (t.deterministic) {
+#pragma unroll
+                for (uint32_t q = 1; q < MLA_MAX_CHAIN; q++) {
+                    const uint32_t sum =
+                        __reduce_add_sync(all, ends_piece(r, q + 1) ? row_cost(r.tiles) : 0);
+                    mine = lane == TOTAL_COST + q ? sum : mine;
+                }
+                if (r.absorbed && r.offset > 0 && part_tiles(r.tiles) != part_tiles(r.tiles_before))
+                    m.total[TOTAL_MIXED] = 1;
             }
         }
         if (lane < TOTAL_LONGEST)
@@ -138,11 +162,14 @@ static __device__ void add_up(const yard_mla_decode_task &t, plan_shared &m, con
     __syncthreads(); /* the totals are complete */
 }
 
-/* How many rows of a chain go together: as many as do not leave heads of blocks idle. */
+/* How many rows of a chain go together: as many as do not leave heads of blocks idle, and are cut
+ * alike. */
 static __device__ uint32_t choose_chain(const yard_mla_decode_task &t, const plan_shared &m)
 {
     uint32_t least = 0xffffffffu, chain = 1;
 
+    if (m.total[TOTAL_MIXED])
+        return 1;
 #pragma unroll
     for (uint32_t q = 1; q <= MLA_MAX_CHAIN; q++)
         least =
@@ -163,7 +190,8 @@ static __device__ uint32_t choose_chain(const yard_mla_decode_task &t, const pla
  * It changes no bit: both blocks write the same sums of exponentials. */
 static __device__ void choose_workers(const yard_mla_decode_task &t, const plan_shared &m, plan &p)
 {
-    const uint32_t parts = m.total[TOTAL_PIECES] * count_parts(m.total[TOTAL_LONGEST]);
+    const uint32_t parts =
+        m.total[TOTAL_PIECES + p.chain - 1] * count_parts(m.total[TOTAL_LONGEST]);
     const bool halved = t.deterministic && parts * p.lanes * 2 <= gridDim.x;
     const uint32_t n_blocks = halved ? 2 * p.lanes : p.lanes;
 
@@ -182,7 +210,8 @@ static __device__ void cut_line(const yard_mla_decode_task &t, const plan_shared
 {
     const uint32_t n = m.total[TOTAL_PIECES + p.chain - 1], longest = m.total[TOTAL_LONGEST];
     const uint32_t tiles = m.total[TOTAL_TILES + p.chain - 1];
-    const uint32_t total = t.deterministic ? m.total[TOTAL_PIECES + 1] : tiles + n * ITEM_TILES;
+    const uint32_t total =
+        t.deterministic ? m.total[TOTAL_COST + p.chain - 1] : tiles + n * ITEM_TILES;
     const bool even = tiles == n * longest;
     uint32_t aligned = 0;
 
@@ -375,7 +404,7 @@ static __device__ void make_plan(const yard_mla_decode_task &t, plan_shared &m, 
         return;
     plan_row r = look_at(t.batch, p.end, threadIdx.x);
     add_up(t, m, p, r);
-    p.chain = t.deterministic ? 1 : choose_chain(t, m);
+    p.chain = choose_chain(t, m);
     p.lanes = (p.chain * t.n_heads + MLA_ROWS - 1) / MLA_ROWS;
     if (m.total[TOTAL_PIECES] == 0)
         return;

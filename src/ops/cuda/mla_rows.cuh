@@ -9,6 +9,7 @@ struct plan_row {
     bool absorbed, ends; /* ends: the next row is not of the same chain */
     uint32_t offset;     /* in its chain */
     uint32_t tiles, last_positions;
+    uint32_t tiles_before; /* of the row before, if there is one */
     int32_t seq;
 };
 
@@ -21,9 +22,11 @@ static __device__ plan_row look_at(const yard_batch &b, uint32_t end, uint32_t r
     const uint8_t absorbed_after = b.absorbed[after];
     const int32_t seq = b.seq[at], seq_before = b.seq[before], seq_after = b.seq[after];
     const uint32_t position = (uint32_t)b.position[at];
+    const uint32_t position_before = (uint32_t)b.position[before];
     plan_row r;
 
     r.tiles = position / YARD_PAGE_TOKENS + 1;
+    r.tiles_before = position_before / YARD_PAGE_TOKENS + 1;
     r.last_positions = position % YARD_PAGE_TOKENS + 1;
     r.seq = seq;
     r.absorbed = row < end && mine;

@@ -205,22 +205,21 @@ static void all_cases(const bed *b, const decode_shape *h)
     free(seqs);
 }
 
-/* Rows of a batch, one at a time in a batch of their own, bit for bit. */
-static void rows_alone(const bed *b, const decode_shape *h)
+/* Rows of a batch, one at a time in a batch of their own, bit for bit: all, or some of many. */
+static void rows_alone(const bed *b, const decode_shape *h, const scene_seq *seqs, uint32_t n_seqs,
+                       const char *name)
 {
-    scene_seq *seqs = malloc(MAX_SEQS * sizeof(*seqs));
-    const uint32_t n_seqs =
-        make_seqs(b->t, seqs, b->t->quick ? 12 : 200, 4, b->t->quick ? 300 : 6000);
     const size_t row_bytes = (size_t)h->n_heads * h->rank * yard_dtype_bytes(h->dtype);
     decode_case c;
     bool ok = case_create(b, &c, h, seqs, n_seqs) && run_case(b, &c), same = true;
+    const uint32_t n_tries = c.s.n_rows <= 16 ? c.s.n_rows : 6;
     uint8_t *all = malloc(c.y.data.n_bytes);
     uint8_t *absorbed = malloc(c.s.n_rows);
 
     memcpy(all, c.y.data.host, c.y.data.n_bytes);
     memcpy(absorbed, c.s.absorbed.host, c.s.n_rows);
-    for (uint32_t i = 0; i < 6 && ok; i++) {
-        const uint32_t row = scene_below(b->t, c.s.n_rows);
+    for (uint32_t i = 0; i < n_tries && ok; i++) {
+        const uint32_t row = n_tries == c.s.n_rows ? i : scene_below(b->t, c.s.n_rows);
         if (!absorbed[row])
             continue;
         memset(c.s.absorbed.host, 0, c.s.n_rows);
@@ -229,11 +228,27 @@ static void rows_alone(const bed *b, const decode_shape *h)
         same = same && !memcmp(all + row * row_bytes, (uint8_t *)c.y.data.host + row * row_bytes,
                                row_bytes);
     }
-    gpu_test_case(b->t, ok && same, "mla_decode %s, %s: rows alone", b->variant, h->name);
+    gpu_test_case(b->t, ok && same, "mla_decode %s, %s: rows alone, %s", b->variant, h->name, name);
     free(all);
     free(absorbed);
-    free(seqs);
     case_destroy(b, &c);
+}
+
+static void all_rows_alone(const bed *b, const decode_shape *h)
+{
+    /* a row more is a tile, or a part, more; then other parts as well (16 tiles and 17) */
+    static const scene_seq chains[] = {
+        { 66, 4, true }, { 258, 4, true }, { 1282, 4, true }, { 130, 3, true }
+    };
+    static const scene_seq mixed[] = { { 1026, 4, true }, { 300, 2, true } };
+    scene_seq *seqs = malloc(MAX_SEQS * sizeof(*seqs));
+    const uint32_t n_seqs =
+        make_seqs(b->t, seqs, b->t->quick ? 12 : 200, 4, b->t->quick ? 300 : 6000);
+
+    rows_alone(b, h, seqs, n_seqs, "many");
+    rows_alone(b, h, chains, 4, "chains");
+    rows_alone(b, h, mixed, 2, "chains cut in two ways");
+    free(seqs);
 }
 
 /* An FP8 cache and a bf16 one of the same values. */
@@ -329,7 +344,7 @@ void gpu_test_mla_decode(gpu_test *t)
             if (shapes[i].fp8_cache)
                 widened(&b, &shapes[i]);
             if (v == 1)
-                rows_alone(&b, &shapes[i]);
+                all_rows_alone(&b, &shapes[i]);
         }
         bed_close(&b);
     }
