@@ -13,7 +13,9 @@ enum {
     HALF_COLS = MLA_RANK / HALVES,
     AT_ONCE = 4, /* parts that a warp reads together, while it adds as many */
     TEAM = 4,    /* warps that share half a row where there are few */
-    SUM_WORDS = 10 * 32
+    SUM_WORDS = 10 * 32,
+    SPIN_NS = 2000,
+    LOOK_AGAIN_NS = 100
 };
 
 /* ---- who joins ------------------------------------------------------------------------------- */
@@ -47,7 +49,10 @@ static __device__ share meet(const yard_mla_workspace &space)
     for (const uint64_t start = clock_ns();;) {
         if ((load_acquire(&meeting->arrived) ^ before) & half)
             return JOIN_SHARE;
-        if (clock_ns() - start < space.patience_ns)
+        const uint64_t waited_ns = clock_ns() - start;
+        if (waited_ns > SPIN_NS) /* many that look keep the last one from arriving */
+            __nanosleep(LOOK_AGAIN_NS);
+        if (waited_ns < space.patience_ns)
             continue;
         atomicExch(&meeting->left[turn], 1);
         __threadfence(); /* either we see the last one's arrival, or it sees that we left */
