@@ -1,10 +1,13 @@
 #include "cli/bench_engine_ranks.h"
 
 #include <dirent.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
+
+static const double least_share = 0.5;
 
 enum { N_WAKES = 200, IDLE_US = 3000000, START_US = 600000000, PAUSE_US = 2000 };
 
@@ -193,6 +196,9 @@ static yard_status print_row(ranks_bench *b, const char *phase, uint32_t batch, 
                           "threads", (int)a->n_threads, "batch_per_instance", (int)batch);
     if (!row.shape)
         return yard_fail(err, YARD_ENOMEM, "bench: no memory for a row");
+    if (!on_cpu(a))
+        json_object_set_new(row.shape, "variant",
+                            json_string(a->cuda_variant ? a->cuda_variant : "fast"));
     if (tokens > 0)
         json_object_set_new(row.shape, "tokens", json_integer((json_int_t)tokens));
     st = yard_bench_print_row(&row, a->json, err);
@@ -205,12 +211,21 @@ static yard_status print_row(ranks_bench *b, const char *phase, uint32_t batch, 
     return st;
 }
 
-static bool is_as_expected(const ranks_bench *b, uint32_t n_seqs)
+/* Of all ids, the share that is as expected: 1 where there is one answer. The fast table of a GPU
+ * makes it less, for which requests share a step depends on when they came, and an id that rounding
+ * changes changes those behind it; ids of rows that went astray agree by chance alone. 0: some are
+ * missing. */
+static double share_as_expected(const ranks_bench *b, uint32_t n_seqs)
 {
+    const size_t n_ids = (size_t)n_seqs * b->args->n_decode;
+    size_t n_same = 0;
+
     for (uint32_t j = 0; j < n_seqs; j++)
         if (b->n_ids[j] != b->args->n_decode)
-            return false;
-    return !memcmp(b->ids, b->expected, (size_t)n_seqs * b->args->n_decode * sizeof(*b->ids));
+            return 0;
+    for (size_t i = 0; i < n_ids; i++)
+        n_same += b->ids[i] == b->expected[i];
+    return (double)n_same / (double)n_ids;
 }
 
 /* Ids to compare with: of one rank where rounding is the same, else of a first run. */
@@ -226,17 +241,21 @@ static yard_status find_expected(ranks_bench *b, uint32_t n_seqs, yard_error *er
 static yard_status bench_decode(ranks_bench *b, uint32_t batch, double *p50_us, yard_error *err)
 {
     const uint32_t n_seqs = batch * b->n_instances;
-    bool verified = true;
-    yard_status st =
-        b->tp > 1 || !has_one_answer(b->args) ? find_expected(b, n_seqs, err) : YARD_OK;
+    const bool one_answer = has_one_answer(b->args);
+    double least = 1;
+    char remark[64];
+    yard_status st = b->tp > 1 || !one_answer ? find_expected(b, n_seqs, err) : YARD_OK;
 
     for (uint32_t i = 0; i <= b->args->n_repeats && st == YARD_OK; i++) { /* the first warms up */
         st = run(b, n_seqs, b->args->n_decode, &b->samples_us[i ? i - 1 : 0], err);
-        verified = verified && is_as_expected(b, n_seqs);
+        least = fmin(least, share_as_expected(b, n_seqs));
     }
-    return st == YARD_OK ? print_row(b, "decode", batch, b->args->n_repeats, verified, NULL, n_seqs,
-                                     p50_us, err)
-                         : st;
+    if (st != YARD_OK)
+        return st;
+    snprintf(remark, sizeof(remark), "ids as in the first run: %.1f %% at least", 100 * least);
+    return print_row(b, "decode", batch, b->args->n_repeats,
+                     least >= (one_answer ? 1 : least_share), one_answer ? NULL : remark, n_seqs,
+                     p50_us, err);
 }
 
 /* One request at instance 0 alone: what rank 0 waits for records, and steps without a token on all

@@ -25,8 +25,8 @@ const char *yard_bench_ranks_hardware(const yard_bench_ranks *b, const yard_pod 
 
 /* Decode on one rank and on n_ranks, then what a group costs beside computing: the wait for
  * records, the sleep, the way from asleep to the first layer, the start. *n_wrong counts rows whose
- * ids are not those of one rank (TP 1), or of the first run where rounding differs (TP > 1, the
- * fast table of a GPU). */
+ * ids are not those of one rank (TP 1) or of the first run (TP > 1, where rounding differs); with
+ * the fast table of a GPU, whose bits depend on who shares a step, of which less than half are. */
 yard_status yard_bench_engine_ranks(const yard_bench_ranks *b, uint64_t *n_wrong, yard_error *err);
 
 #endif
