@@ -5,7 +5,7 @@
 
 #include "both_gpu_test.h"
 
-enum { MAX_LIST = 40, LISTS = 4 };
+enum { MAX_LIST = 40, LISTS = 4, KINDS = 9 };
 
 /* Rows and the lists they point to, on both sides. */
 typedef struct sample_twin {
@@ -30,7 +30,8 @@ static float normal(both *t)
     return sum * 0.7f;
 }
 
-/* Flat, ordinary, steep, tied, all equal, and with what is no number. */
+/* Flat, ordinary, steep, tied, all equal, with what is no number, nothing but that, one such value
+ * alone, and so flat that many candidates share a bin. */
 static void fill_logits(both *t, uint32_t kind, float *x, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -54,9 +55,19 @@ static void fill_logits(both *t, uint32_t kind, float *x, uint32_t n)
             if (i == n / 2)
                 x[i] = INFINITY;
             break;
-        default:
+        case 6:
             x[i] = both_below(t, 2) ? -INFINITY : NAN;
+            break;
+        case 7:
+            x[i] = normal(t) * 4;
+            break;
+        default:
+            x[i] = normal(t) * 0.001f;
         }
+    if (kind == 7 && both_below(t, 4) > 0) {
+        static const float odd[] = { INFINITY, -INFINITY, NAN };
+        x[both_below(t, n)] = odd[both_below(t, 3)];
+    }
 }
 
 static yard_sample_params random_params(both *t, uint32_t variant)
@@ -121,9 +132,9 @@ static bool sample_create(both *t, sample_twin *m, uint32_t n, uint32_t n_vocab,
     m->host = calloc(n + 1, sizeof(*m->host));
     ok = ok && m->host;
     for (uint32_t i = 0; ok && i < n; i++) {
-        fill_logits(t, (variant + i) % 7, (float *)m->logits.data.host + (size_t)i * n_vocab,
+        fill_logits(t, (variant + i) % KINDS, (float *)m->logits.data.host + (size_t)i * n_vocab,
                     n_vocab);
-        fill_row(t, m, i, n_vocab, variant / 7 + i / 3, &rows[i]);
+        fill_row(t, m, i, n_vocab, variant / KINDS + i / 3, &rows[i]);
     }
     ok = ok && twin_upload(b, &m->logits.data) && twin_upload(b, &m->lists) &&
          b->ops->upload(b->s, m->device, rows, (n + 1) * sizeof(*rows), NULL) == YARD_OK;
@@ -175,7 +186,7 @@ void gpu_test_sample(gpu_test *test)
         return;
     for (int v = 0; v < (test->quick ? 4 : 8); v++)
         for (uint32_t c = 0; c < 6; c++)
-            for (uint32_t variant = 0; variant < (v < 4 ? 35 : c < 4 ? 7 : 1); variant++)
+            for (uint32_t variant = 0; variant < (v < 4 ? 5 * KINDS : c < 4 ? KINDS : 1); variant++)
                 sample_case(&t, counts[c], vocabs[v], variant + c);
     both_close(&t);
 }
