@@ -7,7 +7,6 @@
  * more rows the blocks that have warps for each task are faster: these ones round everything twice,
  * and wait for each other between the steps. */
 enum {
-    FEW_MAX_ROWS = 32,
     FEW_THREADS = 256,
     FEW_BLOCKS = 4, /* on a processor */
     FEW_UNITS = 4,  /* of 64 columns */
@@ -67,10 +66,9 @@ static __device__ __forceinline__ void fetch(uint4 (&raw)[PIECES], const yard_he
 
 template <int WIDTH>
 static __device__ __forceinline__ void few_compute(const yard_heads_args &a, const few_shared &m,
-                                                   uint32_t head, uint32_t out0, int first,
-                                                   int n_rows)
+                                                   uint32_t head, uint32_t out0, int n_rows)
 {
-    const heads_out out(a, head, first, n_rows);
+    const heads_out out(a, head, 0, n_rows);
     float sum[WIDTH / 2];
 
 #pragma unroll 1
@@ -95,7 +93,7 @@ static __device__ __forceinline__ void few_begin(const yard_tensor_map &w, const
         tma_load(m.w_at(i, 0), &w, 0, first_w_row + i * COLUMNS, m.w_full);
 }
 
-/* Grid: (head, columns of a block) by tiles of rows. */
+/* Grid: (head, columns of a block). All rows are one tile. */
 static __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS)
     heads_few_e4m3_kernel(const __grid_constant__ yard_tensor_map w,
                           const __grid_constant__ yard_heads_args a)
@@ -107,8 +105,6 @@ static __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS)
     const uint32_t out0 = blockIdx.x % n_column_blocks * FEW_UNITS * COLUMNS;
     const int at_row = threadIdx.x / GROUP_LANES; /* the lane's, in a tile */
     const bool rounds = at_row < ROWS;            /* its warp has eight rows */
-    const int step = gridDim.y * ROWS;
-    int first = blockIdx.y * ROWS;
     uint4 raw[PIECES];
 
     if (threadIdx.x == 0)
@@ -119,31 +115,26 @@ static __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS)
 
     const int n_rows = *a.n_rows;
     if (rounds) /* before it is known how many there are: there is memory for max_rows */
-        fetch(raw, a, head, first + at_row, a.max_rows);
+        fetch(raw, a, head, at_row, a.max_rows);
     __syncthreads();           /* the barrier and scales are there */
     barrier_wait(m.w_full, 0); /* also without rows: no block leaves before its copies have come */
-    for (; first < n_rows; first += step) {
-        const int n = min(n_rows - first, (int)ROWS);
-
-        if (rounds)
-            round_batch(m, 0, 0, at_row, raw, a.ue8m0);
-        fence_async_shared(); /* wgmma reads what these stores wrote */
-        __syncthreads();
-        if (rounds && first + step < n_rows)
-            fetch(raw, a, head, first + step + at_row, n_rows);
-        if (n > 16)
-            few_compute<ROWS>(a, m, head, out0, first, n);
-        else if (n > 8)
-            few_compute<16>(a, m, head, out0, first, n);
-        else
-            few_compute<8>(a, m, head, out0, first, n);
-        __syncthreads(); /* the tile has been read */
-    }
+    if (n_rows == 0)
+        return;
+    if (rounds)
+        round_batch(m, 0, 0, at_row, raw, a.ue8m0);
+    fence_async_shared(); /* wgmma reads what these stores wrote */
+    __syncthreads();
+    if (n_rows > 16)
+        few_compute<ROWS>(a, m, head, out0, n_rows);
+    else if (n_rows > 8)
+        few_compute<16>(a, m, head, out0, n_rows);
+    else
+        few_compute<8>(a, m, head, out0, n_rows);
 }
 
 bool yard_cuda_heads_few_take(const yard_heads_args *a)
 {
-    return a->x_aligned && a->y_aligned && a->n_in <= BLOCK_K && a->max_rows <= FEW_MAX_ROWS;
+    return a->x_aligned && a->y_aligned && a->n_in <= BLOCK_K && a->max_rows <= ROWS;
 }
 
 yard_status yard_cuda_heads_few_open(yard_error *err)
@@ -163,8 +154,7 @@ yard_status yard_cuda_heads_few_launch(const yard_tensor_map *w, const yard_head
     cudaLaunchConfig_t config = {};
     cudaError_t code;
 
-    config.gridDim = dim3(a->n_heads * yard_ceil_div(a->n_out, FEW_UNITS * COLUMNS),
-                          yard_ceil_div(a->max_rows, ROWS), 1);
+    config.gridDim = dim3(a->n_heads * yard_ceil_div(a->n_out, FEW_UNITS * COLUMNS), 1, 1);
     config.blockDim = dim3(FEW_THREADS, 1, 1);
     config.dynamicSmemBytes = FEW_SHARED_BYTES;
     config.stream = (cudaStream_t)stream;
