@@ -97,11 +97,25 @@ expect 2 $model --ids 1 --cpu-variant no-such-variant
 expect 2 $model --ids 1 --device gpu
 grep -q "device: want cpu or cuda, got 'gpu'" "$dir/err" || fail "--device gpu: $(cat "$dir/err")"
 expect 2 $model --ids 1 --device cuda --cuda-variant slow
-printf '7168 2048 64 few_fp8:8\n7168 2048 some few_fp8\n' >"$dir/choices"
-for file in nowhere choices; do
-    expect 1 $model --ids 1 --device cuda --cuda-choices "$dir/$file"
-    grep -qE "made without nvcc|$dir/nowhere: open: |$dir/choices: line 2: want " "$dir/err" ||
-        fail "--cuda-choices $file: $(cat "$dir/err")"
+
+# What is no file of choices is never taken for an empty one.
+refuses_choices()
+{
+    expect 1 $model --ids 1 --device cuda --cuda-choices "$dir/choices"
+    grep -qE "made without nvcc|$dir/choices: $1" "$dir/err" ||
+        fail "--cuda-choices, want '$1': $(cat "$dir/err")"
+}
+
+refuses_choices 'open: '
+for text in '' '# a comment\n \n'; do
+    printf "$text" >"$dir/choices"
+    refuses_choices 'want lines .*, found none'
+done
+for line in '7168 2048 some few_fp8' '7168 2048 64' '7168 2048 64 few_fp8 8' '-1 2048 64 few_fp8' \
+    '7168 2048 64 few_fp8:-8' '7168 2048 99999999999 few_fp8' '7168 2048 64 few_fp8:8:999' \
+    '7168 2048 64 no_kernel' '{"choices": []}'; do
+    printf '7168 2048 64 few_fp8:8\n%s\n' "$line" >"$dir/choices"
+    refuses_choices 'line 2: want '
 done
 if ! ls /dev/nvidia[0-9]* >/dev/null 2>&1; then
     expect 1 $model --ids 1 --device cuda

@@ -40,7 +40,8 @@ static yard_status parse_choice(cuda_choice *out, const char *text, yard_error *
     int used = 0;
 
     if (c.variant && c.variant->splits && text[n] == ':' &&
-        sscanf(text + n, ":%u%n:%u%n", &c.min_blocks, &used, &c.tile_width, &used) < 1)
+        (strpbrk(text + n, "+-") ||
+         sscanf(text + n, ":%9u%n:%9u%n", &c.min_blocks, &used, &c.tile_width, &used) < 1))
         c.variant = NULL;
     if (!c.variant || text[n + (size_t)used] != '\0' || c.tile_width > c.variant->max_width)
         return yard_fail(err, YARD_EINVAL,
@@ -51,17 +52,21 @@ static yard_status parse_choice(cuda_choice *out, const char *text, yard_error *
     return YARD_OK;
 }
 
-/* Lines "N_OUT N_IN MAX_ROWS KERNEL"; '#' begins a comment. */
+/* Lines "N_OUT N_IN MAX_ROWS KERNEL"; '#' begins a comment line. */
 static yard_status parse_line(cuda_stream *s, const char *path, uint32_t number, const char *line,
                               yard_error *err)
 {
+    const char *text = line + strspn(line, " \t\r\n");
     cuda_choice_row row, *rows;
     char name[64];
-    const int n = sscanf(line, "%u %u %u %63s", &row.n_out, &row.n_in, &row.max_rows, name);
+    int end = 0;
 
-    if (n <= 0 || line[0] == '#')
+    if (*text == '\0' || *text == '#')
         return YARD_OK;
-    if (n != 4 || parse_choice(&row.choice, name, NULL) != YARD_OK)
+    if (strpbrk(text, "+-") ||
+        sscanf(text, "%9u %9u %9u %63s %n", &row.n_out, &row.n_in, &row.max_rows, name, &end) !=
+            4 ||
+        text[end] != '\0' || parse_choice(&row.choice, name, NULL) != YARD_OK)
         return yard_fail(err, YARD_EFORMAT, "%s: line %u: want 'N_OUT N_IN MAX_ROWS KERNEL'", path,
                          number);
     rows = realloc(s->rows, (s->n_rows + 1) * sizeof(*rows));
@@ -75,15 +80,20 @@ static yard_status parse_line(cuda_stream *s, const char *path, uint32_t number,
 static yard_status read_file(cuda_stream *s, const char *path, yard_error *err)
 {
     FILE *f = fopen(path, "r");
-    char line[256];
+    char *line = NULL;
+    size_t size = 0;
     yard_status st = YARD_OK;
 
     if (!f)
         return yard_fail(err, YARD_EIO, "%s: open: %s", path, strerror(errno));
-    for (uint32_t number = 1; st == YARD_OK && fgets(line, sizeof(line), f); number++)
+    for (uint32_t number = 1; st == YARD_OK && getline(&line, &size, f) > 0; number++)
         st = parse_line(s, path, number, line, err);
     if (st == YARD_OK && ferror(f))
         st = yard_fail(err, YARD_EIO, "%s: read: %s", path, strerror(errno));
+    if (st == YARD_OK && s->n_rows == 0)
+        st = yard_fail(err, YARD_EFORMAT, "%s: want lines 'N_OUT N_IN MAX_ROWS KERNEL', found none",
+                       path);
+    free(line);
     fclose(f);
     return st;
 }
