@@ -261,3 +261,37 @@ yard_status yard_bench_parse_list(const char *option, const char *text, uint32_t
     *out = list;
     return YARD_OK;
 }
+
+bool yard_bench_is_listed(const char *list, const char *name)
+{
+    const size_t n = strlen(name);
+
+    for (const char *at = list; n > 0; at++) {
+        const size_t word = strcspn(at, ",");
+        if (word == n && !strncmp(at, name, n))
+            return true;
+        at += word;
+        if (*at == '\0')
+            break;
+    }
+    return false;
+}
+
+yard_status yard_bench_check_names(const char *option, const char *list,
+                                   bool (*is_known)(const char *name), const char *examples,
+                                   yard_error *err)
+{
+    for (const char *at = list;; at++) {
+        const size_t n = strcspn(at, ",");
+        char name[64] = "";
+
+        if (n < sizeof(name))
+            memcpy(name, at, n);
+        if (name[0] == '\0' || !is_known(name))
+            return yard_fail(err, YARD_EINVAL, "%s: want names such as %s, got '%.*s'", option,
+                             examples, (int)n, at);
+        at += n;
+        if (*at == '\0')
+            return YARD_OK;
+    }
+}

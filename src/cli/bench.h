@@ -68,4 +68,11 @@ typedef struct yard_bench_list {
 yard_status yard_bench_parse_list(const char *option, const char *text, uint32_t max,
                                   yard_bench_list *out, yard_error *err);
 
+/* Names separated by commas: whether name is one of them, and that is_known takes each of them;
+ * examples are for the message. Errors: YARD_EINVAL naming the option. */
+bool yard_bench_is_listed(const char *list, const char *name);
+yard_status yard_bench_check_names(const char *option, const char *list,
+                                   bool (*is_known)(const char *name), const char *examples,
+                                   yard_error *err);
+
 #endif

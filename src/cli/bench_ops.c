@@ -124,41 +124,42 @@ static const struct argp ops_argp = {
            "      switchyard plan --measured rows.jsonl ..\n",
 };
 
-/* name is one of the words of list, which are separated by commas. */
-static bool is_listed(const char *list, const char *name)
-{
-    const size_t n = strlen(name);
-
-    for (const char *at = list; n > 0; at++) {
-        const size_t word = strcspn(at, ",");
-        if (word == n && !strncmp(at, name, n))
-            return true;
-        at += word;
-        if (*at == '\0')
-            break;
-    }
-    return false;
-}
-
 typedef yard_status (*case_fn)(ops_bench *b, const yard_bench_ops_case *c, yard_error *err);
 
 static bool is_wanted(const ops_bench *b, const yard_bench_ops_case *c)
 {
     const yard_bench_ops_size size = { .model = &b->model };
 
-    return c->applies(&size) &&
-           (!b->args.ops || is_listed(b->args.ops, c->op) || is_listed(b->args.ops, c->what));
+    return c->applies(&size) && (!b->args.ops || yard_bench_is_listed(b->args.ops, c->op) ||
+                                 yard_bench_is_listed(b->args.ops, c->what));
+}
+
+static const yard_bench_ops_case *(*const files[])(uint32_t *) = {
+    yard_bench_ops_products, yard_bench_ops_latent, yard_bench_ops_gqa,
+    yard_bench_ops_moe,      yard_bench_ops_rows,   yard_bench_ops_sample
+};
+enum { N_FILES = sizeof(files) / sizeof(files[0]) };
+
+/* An operation of any model, or a use of one. */
+static bool is_known(const char *name)
+{
+    for (size_t f = 0; f < N_FILES; f++) {
+        uint32_t n;
+        const yard_bench_ops_case *list = files[f](&n);
+
+        for (uint32_t i = 0; i < n; i++)
+            if (!strcmp(list[i].op, name) || !strcmp(list[i].what, name))
+                return true;
+    }
+    return false;
 }
 
 static yard_status walk(ops_bench *b, uint32_t *n_found, case_fn fn, yard_error *err)
 {
-    const yard_bench_ops_case *(*const files[])(
-        uint32_t *) = { yard_bench_ops_products, yard_bench_ops_latent, yard_bench_ops_gqa,
-                        yard_bench_ops_moe,      yard_bench_ops_rows,   yard_bench_ops_sample };
     yard_status st = YARD_OK;
 
     *n_found = 0;
-    for (size_t f = 0; f < sizeof(files) / sizeof(files[0]); f++) {
+    for (size_t f = 0; f < N_FILES; f++) {
         uint32_t n;
         const yard_bench_ops_case *list = files[f](&n);
 
@@ -328,12 +329,13 @@ static yard_status prepare(ops_bench *b, yard_error *err)
 
     if (!st)
         st = find_model(b, err);
+    if (!st && b->args.ops)
+        st = yard_bench_check_names("--ops", b->args.ops, is_known,
+                                    "linear, grouped_linear, mla_decode, moe_route or q_b", err);
     if (!st)
         st = walk(b, &n, NULL, err);
     if (!st && n == 0)
-        st = yard_fail(err, YARD_EINVAL,
-                       "--ops: no operation of %s is named in '%s'; want names such as linear, "
-                       "grouped_linear, mla_decode, moe_route or q_b",
+        st = yard_fail(err, YARD_EINVAL, "--ops: no operation of %s is named in '%s'",
                        b->args.model, b->args.ops ? b->args.ops : "");
     b->config = (yard_ops_config){ .n_threads = b->args.n_threads ? (uint32_t)b->args.n_threads
                                                                   : yard_cpu_count(),

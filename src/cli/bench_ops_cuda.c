@@ -17,7 +17,7 @@ static yard_stream copies(void)
     yard_error err = { 0 };
 
     if (!s && yard_ops_find("cuda")->open(&s, &(yard_ops_config){ 0 }, &err) != YARD_OK) {
-        fprintf(stderr, "switchyard: %s\n", err.message);
+        fprintf(stderr, "switchyard bench ops: %s\n", err.message);
         exit(EXIT_FAILURE);
     }
     return s;

@@ -35,6 +35,18 @@ static const struct projection expert_projections[] = {
     { "down", 7168, 2048, YARD_FP8_E4M3 },
 };
 enum { N_PROJECTIONS = sizeof(projections) / sizeof(projections[0]), LINEAR_BYTES = 400000000 };
+enum { N_EXPERT_PROJECTIONS = sizeof(expert_projections) / sizeof(expert_projections[0]) };
+
+static bool is_product(const char *name)
+{
+    for (int i = 0; i < N_EXPERT_PROJECTIONS; i++)
+        if (!strcmp(expert_projections[i].name, name))
+            return true;
+    for (int i = 0; i < N_PROJECTIONS; i++)
+        if (!strcmp(projections[i].name, name))
+            return true;
+    return false;
+}
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -55,10 +67,18 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case KEY_KERNELS:
         a->n_kernels = 0;
-        for (char *k = strtok(arg, ","); k && a->n_kernels < MAX_KERNELS; k = strtok(NULL, ","))
+        for (char *k = strtok(arg, ","); k; k = strtok(NULL, ",")) {
+            if (a->n_kernels == MAX_KERNELS)
+                argp_error(state, "--kernels: want at most %d names", MAX_KERNELS);
             a->kernel[a->n_kernels++] = k;
+        }
+        if (a->n_kernels == 0)
+            argp_error(state, "--kernels: want names such as fast or rows128, got none");
         break;
     case KEY_WHAT:
+        if (yard_bench_check_names("--products", arg, is_product, "gate_up, down, q_b or o",
+                                   &err) != YARD_OK)
+            argp_error(state, "%s", err.message);
         a->what = arg;
         break;
     case KEY_WRITE:
@@ -120,18 +140,6 @@ typedef struct roofline {
 
 static const double h200_read_rate = 4.67e12, h200_fp8_rate = 1.3e15, h200_bf16_rate = 6.8e14;
 
-static bool is_listed(const char *list, const char *name)
-{
-    const size_t n = strlen(name);
-
-    for (const char *at = list; at; at = strchr(at, ',')) {
-        at += *at == ',';
-        if (!strncmp(at, name, n) && (at[n] == ',' || at[n] == '\0'))
-            return true;
-    }
-    return !list;
-}
-
 static yard_status print_point(const roofline *b, const yard_roofline_point *p, yard_dtype dtype,
                                yard_error *err)
 {
@@ -158,7 +166,7 @@ static yard_status print_point(const roofline *b, const yard_roofline_point *p, 
                           "ep", (int)p->ep, "batch", (int)p->batch, "m", p->m, "groups",
                           (int)p->n_groups, "active", (int)t->n_active);
     if (!row.shape)
-        return yard_fail(err, YARD_ENOMEM, "bench roofline: no memory for a row");
+        return yard_fail(err, YARD_ENOMEM, "no memory for a row");
     st = yard_bench_print_row(&row, b->args.json, err);
     json_decref(row.shape);
     fflush(stdout);
@@ -170,8 +178,7 @@ static yard_status keep_point(roofline *b, const yard_roofline_point *p, yard_er
     yard_roofline_point *grown = realloc(b->points, (b->n_points + 1) * sizeof(*grown));
 
     if (!grown)
-        return yard_fail(err, YARD_ENOMEM, "bench roofline: no memory for %zu points",
-                         b->n_points + 1);
+        return yard_fail(err, YARD_ENOMEM, "no memory for %zu points", b->n_points + 1);
     b->points = grown;
     b->points[b->n_points++] = *p;
     b->n_wrong += !p->time.verified;
@@ -205,6 +212,23 @@ static yard_status measure(roofline *b, const struct projection *p, uint32_t ep,
     return st ? st : print_point(b, &point, p->dtype, err);
 }
 
+static yard_status open_kernel(roofline *b, int i, yard_error *err)
+{
+    const yard_ops_config config = { .variant = b->args.kernel[i],
+                                     .choices = b->args.choices,
+                                     .limits = { .max_tokens = 8192 } };
+
+    b->kernel = b->args.kernel[i];
+    return b->ops->open(&b->s, &config, err);
+}
+
+static void close_kernel(roofline *b)
+{
+    if (b->s)
+        b->ops->close(b->s);
+    b->s = NULL;
+}
+
 /* Once with every kernel named. */
 static yard_status each_kernel(roofline *b, const struct projection *p, uint32_t ep, uint32_t batch,
                                const yard_bench_gemm *g, yard_error *err)
@@ -212,18 +236,12 @@ static yard_status each_kernel(roofline *b, const struct projection *p, uint32_t
     yard_status st = YARD_OK;
 
     for (int i = 0; i < b->args.n_kernels && !st; i++) {
-        const yard_ops_config config = { .variant = b->args.kernel[i],
-                                         .choices = b->args.choices,
-                                         .limits = { .max_tokens = 8192 } };
-        b->kernel = b->args.kernel[i];
-        st = b->ops->open(&b->s, &config, err);
+        st = open_kernel(b, i, err);
         if (!st && b->device[0] == '\0')
             sscanf(b->ops->describe(b->s), "cuda, %95[^,]", b->device);
         if (!st)
             st = measure(b, p, ep, batch, g, err);
-        if (b->s)
-            b->ops->close(b->s);
-        b->s = NULL;
+        close_kernel(b);
     }
     return st;
 }
@@ -319,29 +337,41 @@ static yard_status write_choices(const roofline *b, yard_error *err)
     return YARD_OK;
 }
 
-static yard_status run_all(roofline *b, yard_error *err)
+static bool is_wanted(const roofline *b, const struct projection *p)
+{
+    return !b->args.what || yard_bench_is_listed(b->args.what, p->name);
+}
+
+/* There is a GPU, and it takes every kernel and the choices: told before anything is measured. */
+static yard_status check_kernels(roofline *b, yard_error *err)
 {
     yard_status st = YARD_OK;
 
-    yard_bench_print_head(b->args.json);
-    for (int i = 0; i < 2 && !st; i++)
-        if (is_listed(b->args.what, expert_projections[i].name))
+    for (int i = 0; i < b->args.n_kernels && !st; i++) {
+        st = open_kernel(b, i, err);
+        close_kernel(b);
+    }
+    return st;
+}
+
+static yard_status run_all(roofline *b, yard_error *err)
+{
+    yard_status st = check_kernels(b, err);
+
+    if (!st)
+        yard_bench_print_head(b->args.json);
+    for (int i = 0; i < N_EXPERT_PROJECTIONS && !st; i++)
+        if (is_wanted(b, &expert_projections[i]))
             st = run_experts(b, &expert_projections[i], err);
     for (int i = 0; i < N_PROJECTIONS && !st; i++)
-        if (is_listed(b->args.what, projections[i].name))
+        if (is_wanted(b, &projections[i]))
             st = run_projection(b, &projections[i], err);
-    if (!st && b->n_points == 0)
-        st = yard_fail(err, YARD_EINVAL,
-                       "--products: no product is named in '%s'; want names such as gate_up, down, "
-                       "q_b, o or dense_down",
-                       b->args.what);
     if (!st && b->args.out)
         st = draw(b, err);
     if (!st && b->args.write)
         st = write_choices(b, err);
     if (!st && b->n_wrong)
-        st = yard_fail(err, YARD_EDEVICE, "bench roofline: %u products of %zu are wrong",
-                       b->n_wrong, b->n_points);
+        st = yard_fail(err, YARD_EDEVICE, "%u products of %zu are wrong", b->n_wrong, b->n_points);
     return st;
 }
 
@@ -353,18 +383,15 @@ int yard_bench_roofline(int argc, char **argv)
                              .ep = { 5, { 8, 16, 32, 64, 128 } } } };
     yard_error err = { 0 };
     yard_status st = YARD_OK;
+    int rc;
 
     yard_cli_parse_args(&roofline_argp, "switchyard bench roofline", argc, argv, 0, &b.args);
     b.ops = yard_ops_find("cuda");
     if (!b.ops)
-        st = yard_fail(&err, YARD_ENOTSUP,
-                       "bench roofline: this build has no cuda: it was made without nvcc");
+        st = yard_fail(&err, YARD_ENOTSUP, "this build has no cuda: it was made without nvcc");
     if (!st)
         st = run_all(&b, &err);
     free(b.points);
-    if (st != YARD_OK) {
-        fprintf(stderr, "switchyard: %s\n", err.message);
-        return EXIT_FAILURE;
-    }
-    return yard_cli_close_stdout("bench roofline");
+    rc = yard_cli_close_stdout("bench roofline");
+    return st == YARD_OK ? rc : yard_cli_fail("bench roofline", &err);
 }

@@ -35,6 +35,10 @@ expect 1 --model deepseek-v2-lite --experts 99
 says 'want at most the 64 of deepseek-v2-lite, got 99'
 expect 1 --ops no_such_op
 says 'no_such_op'
+expect 1 --ops moe_route,no_such_op # one that is known does not hide it
+says "got 'no_such_op'"
+expect 1 --model models/demo/ --ops gqa_attend # of other models
+says "no operation of models/demo/ is named in 'gqa_attend'"
 expect 1 --ops q_b --tokens 1 --model models/demo/ --blas "$dir/no-library.so"
 says 'no-library.so'
 expect 1 --model models/demo/ --ops quantise --table fast # the CPU has one table
@@ -43,9 +47,21 @@ says 'no fast table'
 # The GPU's plots: what is wrong is said before a device is looked for.
 "$SWITCHYARD" bench roofline --help >"$dir/out" || fail "bench roofline --help"
 grep -q 'Examples:' "$dir/out" || fail "bench roofline --help: no examples"
-"$SWITCHYARD" bench roofline --products nothing 2>"$dir/err" && fail "bench roofline takes any product"
-grep -q "'nothing'\|no cuda" "$dir/err" || fail "bench roofline: $(cat "$dir/err")"
-"$SWITCHYARD" bench roofline --batch 0 2>/dev/null && fail "bench roofline takes a batch of 0"
+refuses()
+{
+    "$SWITCHYARD" bench roofline "$@" >"$dir/out" 2>"$dir/err" && fail "bench roofline takes $*"
+    [ ! -s "$dir/out" ] || fail "bench roofline $*: a table without rows: $(cat "$dir/out")"
+    grep -q '^switchyard bench roofline: ' "$dir/err" || fail "bench roofline $*: $(cat "$dir/err")"
+}
+refuses --products gate_up,nothing
+says "got 'nothing'"
+refuses --batch 0
+refuses --kernels ,
+says 'got none'
+refuses --kernels abacus
+says "no cuda\|got 'abacus'"
+refuses --choices "$dir/nowhere"
+says "no cuda\|$dir/nowhere: open: "
 
 expect 0 --model models/demo/ --tokens 1,5 --context 70 --repeat 2 --json
 cp "$dir/out" "$dir/rows.jsonl"
