@@ -24,6 +24,20 @@ enum {
     KEY_MIXED
 };
 
+/* What would be left out without a word. */
+static void check_together(const yard_bench_engine_args *a, struct argp_state *state)
+{
+    const bool group = a->n_ranks || a->mixed;
+
+    if (!group && (a->tp > 1 || a->transport))
+        argp_error(state, "%s: only with --ranks or --mixed",
+                   a->transport ? "--transport" : "--tp");
+    if (group && ((a->threads_given && a->threads.n > 1) || (a->prompt_given && a->prompt.n > 1)))
+        argp_error(state, "%s: want one number with %s",
+                   a->prompt_given && a->prompt.n > 1 ? "--prompt-tokens" : "--threads",
+                   a->mixed ? "--mixed" : "--ranks");
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     yard_bench_engine_args *a = state->input;
@@ -88,6 +102,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         if (state->arg_num > 0)
             argp_error(state, "want one MODEL, got '%s' too", arg);
         a->model = arg;
+        break;
+    case ARGP_KEY_END:
+        check_together(a, state);
         break;
     default:
         return ARGP_ERR_UNKNOWN;

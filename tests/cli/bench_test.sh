@@ -21,6 +21,14 @@ expect 2 engine --threads 0
 expect 2 engine --threads 1,
 expect 2 engine --batch x
 expect 2 engine --decode-tokens 1
+for wrong in '--tp 2' '--transport tcp'; do
+    expect 2 engine $wrong
+    grep -q -- "${wrong% *}: only with --ranks" "$dir/err" || fail "$wrong: $(cat "$dir/err")"
+done
+for wrong in '--ranks 2 --prompt-tokens 16,32' '--mixed --threads 1,2'; do
+    expect 2 engine $wrong
+    grep -q 'want one number with --' "$dir/err" || fail "$wrong: $(cat "$dir/err")"
+done
 expect 1 engine "$dir/nowhere" --repeat 1
 [ "$(grep -c '^switchyard bench engine: ' "$dir/err")" -eq 1 ] ||
     fail "a missing model: want one line, got: $(cat "$dir/err")"
