@@ -17,7 +17,8 @@ enum {
     FIRST_PAUSE_US = 100000,
     LAST_PAUSE_US = 5000000,
     GOOD_LIFE_US = 10000000, /* after which a death is news, not a habit */
-    END_US = 10000000        /* for an engine to end after SIGTERM */
+    END_US = 10000000,       /* for an engine to end after SIGTERM */
+    STOPPED_US = 5000000     /* a process that stays stopped (SIGSTOP) so long is killed */
 };
 
 typedef struct child {
@@ -25,6 +26,7 @@ typedef struct child {
     char *const *argv;
     pid_t pid; /* 0: not running */
     uint64_t started_us, start_us;
+    uint64_t stopped_us; /* since when; 0: it is not */
     uint64_t pause_us;
     bool has_lived; /* well, once */
 } child;
@@ -108,23 +110,38 @@ static void tell(const child *c, int signal_number)
         kill(c->pid, signal_number);
 }
 
-/* Takes what has ended. */
+/* Takes what has ended, and notes what was stopped or goes on. */
 static bool reap(supervisor *s, yard_error *err)
 {
     int status;
     pid_t pid;
     bool good = true;
 
-    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+    while ((pid = waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED)) > 0) {
         child *c = pid == s->engine.pid ? &s->engine : pid == s->front.pid ? &s->front : NULL;
 
         if (!c)
+            continue;
+        c->stopped_us = WIFSTOPPED(status) ? yard_now_us() : 0;
+        if (WIFSTOPPED(status) || WIFCONTINUED(status))
             continue;
         c->pid = 0;
         if (!s->ending && !plan_next(c, status, err))
             good = false;
     }
     return good;
+}
+
+/* What does not go on by itself keeps every request waiting, and the end of the service. */
+static void kill_stopped(supervisor *s)
+{
+    child *const both[] = { &s->engine, &s->front };
+
+    for (int i = 0; i < 2; i++)
+        if (both[i]->stopped_us > 0 && yard_now_us() - both[i]->stopped_us >= STOPPED_US) {
+            both[i]->stopped_us = 0;
+            tell(both[i], SIGKILL);
+        }
 }
 
 /* The front first: its requests need the engine. */
@@ -180,6 +197,12 @@ static int next_wait(const supervisor *s)
         at_us = s->engine.start_us;
     if (!s->ending && s->front.pid == 0 && s->front.start_us < at_us)
         at_us = s->front.start_us;
+    for (int i = 0; i < 2; i++) {
+        const uint64_t stopped_us = (i ? &s->front : &s->engine)->stopped_us;
+
+        if (stopped_us > 0 && stopped_us + STOPPED_US < at_us)
+            at_us = stopped_us + STOPPED_US;
+    }
     if (at_us == UINT64_MAX)
         return -1;
     return at_us > now_us ? (int)((at_us - now_us) / 1000) + 1 : 0;
@@ -200,6 +223,7 @@ static yard_status supervise(supervisor *s, yard_error *err)
             s->ending = true;
             tell(&s->front, SIGTERM);
         }
+        kill_stopped(s);
         if (s->ending)
             go_on_ending(s);
         if (s->ending && s->front.pid == 0 && s->engine.pid == 0)

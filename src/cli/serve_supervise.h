@@ -11,9 +11,10 @@ typedef struct yard_supervise_config {
 } yard_supervise_config;
 
 /* Starts both and starts each again when it dies, after a pause that grows from 0.1 s to 5 s while
- * it keeps dying. On SIGTERM or SIGINT the front is asked to end, then the engine; a second signal
- * ends both at once. When this process is killed, so are they. Errors: YARD_EIO when one of them
- * ended by itself with an error before it had lived for 10 s for the first time: it has said why.
+ * it keeps dying; one that stays stopped (SIGSTOP) for 5 s is killed. On SIGTERM or SIGINT the
+ * front is asked to end, then the engine; a second signal ends both at once. When this process is
+ * killed, so are they. Errors: YARD_EIO when one of them ended by itself with an error before it
+ * had lived for 10 s for the first time: it has said why.
  */
 yard_status yard_supervise(const yard_supervise_config *config, yard_error *err);
 

@@ -159,6 +159,22 @@ assert any(l["status"] == 400 for l in lines) and any(l["status"] == 503 for l i
 assert len({l["id"] for l in lines}) == len(lines)
 EOF
 
+# what stays stopped is replaced, and does not keep the service from ending
+start --threads 1
+for name in engine serve; do
+    stopped=$(child $name)
+    kill -STOP "$stopped"
+    wait_until gone "$stopped"
+    wait_until is_ready
+    [ "$(status "$url/v1/completions" -d "$one")" = 200 ] || fail "after a stopped $name: $(cat "$dir/body")"
+done
+stopped=$(child serve)
+kill -STOP "$stopped"
+kill -TERM $server
+wait_until gone "$stopped" && wait_until gone $server
+wait $server || fail "a stopped front at SIGTERM: want exit code 0, got $?"
+server=
+
 # the supervisor's own death takes the others with it
 start --threads 1
 engine_pid=$(child engine)
