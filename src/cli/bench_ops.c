@@ -120,8 +120,8 @@ static const struct argp ops_argp = {
            "  switchyard bench ops --model deepseek-v2-lite --ops linear,grouped_linear \\\n"
            "      --tokens 1\n"
            "  switchyard bench ops --ops mla_decode --context 5000 --kv-dtype fp8\n"
-           "  switchyard bench ops --json >rows.jsonl &&\n"
-           "      switchyard plan --measured rows.jsonl ..\n",
+           "  switchyard bench ops --device cuda --json >rows.jsonl &&\n"
+           "      switchyard plan --gpu h200 --measured rows.jsonl\n",
 };
 
 typedef yard_status (*case_fn)(ops_bench *b, const yard_bench_ops_case *c, yard_error *err);
