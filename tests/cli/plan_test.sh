@@ -82,6 +82,10 @@ echo '{"bench":"mla_decode","device":"NVIDIA A100","p50_us":10,"floor_us":8,"ver
     >"$dir/rows.jsonl"
 expect 1 --measured "$dir/rows.jsonl"
 says 'A100'
+echo '{"bench":"mla_decode","device":"NVIDIA H100","p50_us":7,"floor_us":8,"verified":true}' \
+    >"$dir/rows.jsonl"
+expect 1 --measured "$dir/rows.jsonl"
+says 'below its floor'
 echo '[1, 2, 3]' >"$dir/load.json"
 expect 1 --ep 8 --load-file "$dir/load.json"
 expect 1 sweep --min-speed 9999
@@ -124,6 +128,8 @@ echo '{"bench":"mla_decode","device":"NVIDIA H100","p50_us":10,"floor_us":8,"ver
     >"$dir/rows.jsonl"
 expect 0 --measured "$dir/rows.jsonl"
 grep -q 'mla_attention.*measured' "$dir/out" || fail "a measured efficiency is not said to be measured"
+expect 0 --gpu h200 --ep 32 --measured bench/results/ops-h200.jsonl # the rows in the tree are good for a plan
+grep -q 'moe_gate_up.*measured' "$dir/out" || fail "measured products are not said to be measured"
 
 expect 0 --ep 128 --batch 64 --out "$dir/point"
 grep -q '<svg' "$dir/point/timeline.svg" || fail "no timeline"
