@@ -108,6 +108,14 @@ const char *yard_cli_argp_cuda_variant(struct argp_state *state, const char *tex
     return one_of_two(state, "--cuda-variant", text, "fast", "deterministic");
 }
 
+void yard_cli_argp_check_device(struct argp_state *state, const char *device,
+                                const char *cuda_variant, const char *cuda_choices)
+{
+    if ((cuda_variant || cuda_choices) && (!device || strcmp(device, "cuda") != 0))
+        argp_error(state, "--cuda-%s: want --device cuda beside it",
+                   cuda_variant ? "variant" : "choices");
+}
+
 yard_kv_dtype yard_cli_argp_kv_dtype(struct argp_state *state, const char *text)
 {
     return strcmp(one_of_two(state, "--kv-dtype", text, "bf16", "fp8"), "fp8") ? YARD_KV_BF16

@@ -38,6 +38,10 @@ const char *yard_cli_argp_device(struct argp_state *state, const char *text);
 #define YARD_CLI_CUDA_CHOICES_HELP                                                                 \
     "Kernels measured on this GPU by bench roofline --write-choices (default: those of an H200)"
 const char *yard_cli_argp_cuda_variant(struct argp_state *state, const char *text);
+/* With all options read: those of a GPU (NULL: not given) want --device cuda, or the program ends.
+ */
+void yard_cli_argp_check_device(struct argp_state *state, const char *device,
+                                const char *cuda_variant, const char *cuda_choices);
 
 /* bf16 or fp8; any other word ends the program. */
 #define YARD_CLI_KV_DTYPE_HELP                                                                     \

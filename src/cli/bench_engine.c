@@ -104,6 +104,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         a->model = arg;
         break;
     case ARGP_KEY_END:
+        yard_cli_argp_check_device(state, a->device, a->cuda_variant, a->cuda_choices);
         check_together(a, state);
         break;
     default:

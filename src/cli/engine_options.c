@@ -78,6 +78,10 @@ static error_t parse_engine(int key, char *arg, struct argp_state *state)
     case KEY_CUDA_CHOICES:
         config->cuda_choices = arg;
         return 0;
+    case ARGP_KEY_END:
+        yard_cli_argp_check_device(state, config->device, config->cuda_variant,
+                                   config->cuda_choices);
+        return 0;
     case KEY_THREADS:
         config->n_threads = (uint32_t)yard_cli_argp_u64(state, "--threads", arg, 1, MAX_THREADS);
         return 0;

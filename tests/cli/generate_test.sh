@@ -97,6 +97,9 @@ expect 2 $model --ids 1 --cpu-variant no-such-variant
 expect 2 $model --ids 1 --device gpu
 grep -q "device: want cpu or cuda, got 'gpu'" "$dir/err" || fail "--device gpu: $(cat "$dir/err")"
 expect 2 $model --ids 1 --device cuda --cuda-variant slow
+expect 2 $model --ids 1 --cuda-variant fast
+grep -q 'cuda-variant: want --device cuda' "$dir/err" || fail "--cuda-variant alone: $(cat "$dir/err")"
+expect 2 $model --ids 1 --device cpu --cuda-choices nowhere
 
 # What is no file of choices is never taken for an empty one.
 refuses_choices()
