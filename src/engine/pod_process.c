@@ -39,11 +39,19 @@ yard_status yard_pod_spawner_start(yard_pod_spawner *s, const yard_pod_rank_conf
     return YARD_OK;
 }
 
+/* Should it be stopped (SIGSTOP): without it no rank is started, waited for, or seen to be stopped.
+ */
+static void wake(const yard_pod_spawner *s)
+{
+    kill(s->pid, SIGCONT);
+}
+
 void yard_pod_spawner_stop(yard_pod_spawner *s)
 {
     if (s->pid <= 0)
         return;
     close(s->fd);
+    wake(s);
     while (waitpid(s->pid, NULL, 0) < 0 && errno == EINTR)
         ;
     *s = (yard_pod_spawner){ .fd = -1 };
@@ -109,6 +117,7 @@ static bool hear(yard_pod_spawner *s, uint64_t until_us, bool *gone)
 
 static bool order(yard_pod_spawner *s, yard_spawn_order what)
 {
+    wake(s);
     return send(s->fd, &what, sizeof(what), MSG_NOSIGNAL) == (ssize_t)sizeof(what);
 }
 
@@ -172,6 +181,7 @@ bool yard_pod_process_look(yard_pod_spawner *s, uint32_t r, bool *stopped)
 {
     bool gone;
 
+    wake(s);
     while (hear(s, 0, &gone))
         ;
     *stopped = s->process[r].stopped;

@@ -492,6 +492,33 @@ static void the_process_that_starts_ranks_is_lost(void **state)
             assert_true(yard_now_us() < until_us);
 }
 
+/* It goes on when it is needed: for a rank that has died, and to end. */
+static void the_process_that_starts_ranks_is_stopped(void **state)
+{
+    yard_pod *pod = open_pod_with_deadline(1);
+    outcome o[2];
+    pid_t spawner = 0;
+
+    (void)state;
+    o[0] = submit(pod, 0, 0, 4000);
+    while (o[0].n_ids < 3)
+        run_once(pod, o, 1);
+    assert_int_equal(count_children(getpid(), &spawner), 1);
+    kill(spawner, SIGSTOP);
+    kill(yard_pod_rank_pid(pod, 0), SIGKILL);
+    o[1] = submit(pod, 0, 1, RANKS_NEW);
+    run_to_end(pod, o, 2);
+    assert_int_equal(o[0].finish, YARD_FINISH_ERROR);
+    assert_true(o[1].finish == YARD_FINISH_LENGTH && o[1].n_ids == RANKS_NEW);
+    kill(spawner, SIGSTOP);
+    kill(yard_pod_rank_pid(pod, 0), SIGSTOP); /* which only that process can see */
+    o[1] = submit(pod, 0, 1, RANKS_NEW);
+    run_to_end(pod, o, 2);
+    assert_int_equal(o[1].n_ids, RANKS_NEW);
+    kill(spawner, SIGSTOP);
+    yard_pod_destroy(pod);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -504,6 +531,7 @@ int main(void)
         cmocka_unit_test(a_rank_leaves_a_rendezvous),
         cmocka_unit_test(faults_end_in_service),
         cmocka_unit_test(the_process_that_starts_ranks_is_lost),
+        cmocka_unit_test(the_process_that_starts_ranks_is_stopped),
     };
 
     ranks_load_prompts(RANKS_DEMO_GOLDEN, prompts);
