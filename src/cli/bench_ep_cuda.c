@@ -189,25 +189,6 @@ static yard_status combine(yard_bench_ep_rank *r, yard_error *err)
     return YARD_OK;
 }
 
-/* Takes what stands between the calls out of the pairs. */
-static yard_status subtract_fillers(yard_ep_bench *b, const yard_ep_bench_plan *plan, double *pair,
-                                    yard_error *err)
-{
-    double *alone = malloc(plan->n_samples * sizeof(*alone));
-    yard_bench_row row = { 0 };
-    yard_status st;
-
-    if (!alone)
-        return yard_fail(err, YARD_ENOMEM, "bench: no memory for samples");
-    st = yard_ep_bench_fillers(b, plan, alone, NULL, NULL, err);
-    if (st == YARD_OK)
-        yard_bench_fill(&row, alone, plan->n_samples);
-    for (uint32_t i = 0; i < plan->n_samples; i++)
-        pair[i] -= row.p50_us;
-    free(alone);
-    return st;
-}
-
 /* Phases come from a run of their own, for marks between the calls cost time; the pair is what the
  * first run says. Outputs of an exchange after the timed ones are what check() looks at. */
 static yard_status measure(yard_bench_ep_rank *r, double *samples_us, uint32_t *n, yard_error *err)
@@ -235,9 +216,7 @@ static yard_status measure(yard_bench_ep_rank *r, double *samples_us, uint32_t *
     if (st == YARD_OK)
         st = yard_ep_bench_time(b, &plan, pair_us, NULL, NULL, err);
     if (st == YARD_OK) /* what was agreed upon */
-        *n = plan.n_samples = yard_bench_ep_agree(r, 0);
-    if (st == YARD_OK && *n > 0 && (plan.cold || plan.between_us))
-        st = subtract_fillers(b, &plan, pair_us, err);
+        *n = yard_bench_ep_agree(r, 0);
     if (st == YARD_OK)
         st = exchange_set(r, b, err);
     yard_ep_bench_destroy(b);

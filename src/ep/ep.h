@@ -79,10 +79,12 @@ typedef enum yard_ep_bench_launch {
 typedef struct yard_ep_bench_plan {
     yard_ep_bench_launch launch;
     uint32_t n_samples, n_pairs; /* samples, and pairs in the graph that a sample is the mean of */
-    uint32_t between_us; /* busy work of all multiprocessors between a send and its receive */
-    bool cold;           /* other data pass through the cache before each call */
-    bool phases;         /* marks between the calls: also dispatch and combine by themselves */
-    bool receives;       /* of these only the receives, without what stands before them */
+    /* What stands before each call. The calls are then timed one by one, each between marks of its
+     * own, and a pair is the sum of its four. */
+    uint32_t between_us; /* busy work of all multiprocessors */
+    bool cold;           /* other data pass through the cache */
+    bool phases;         /* also dispatch and combine by themselves; marks cost time */
+    bool receives;       /* with work between: of the calls only the receives count */
     /* Asked once, behind the warm-up, what a sample takes: how many of n_samples to take, the same
      * on all ranks; 0: none, another rank has failed. NULL: all. */
     uint32_t (*agree)(void *ctx, double sample_us);
@@ -90,14 +92,9 @@ typedef struct yard_ep_bench_plan {
 } yard_ep_bench_plan;
 
 /* All ranks at the same time with the same plan.
- *   pair, dispatch, combine  [n_samples] microseconds of a pair; the latter two only with phases
- *                            or receives
- * Work between the calls is in the figures; measure it by yard_ep_bench_fillers() alone. */
+ *   pair, dispatch, combine  [n_samples] microseconds of a pair; the latter two with phases */
 yard_status yard_ep_bench_time(yard_ep_bench *b, const yard_ep_bench_plan *plan, double *pair,
                                double *dispatch, double *combine, yard_error *err);
-/* The same with the work between the calls only. */
-yard_status yard_ep_bench_fillers(yard_ep_bench *b, const yard_ep_bench_plan *plan, double *pair,
-                                  double *dispatch, double *combine, yard_error *err);
 
 /* Spoils the outputs, runs one exchange with input set set_idx and copies what came out; pointers
  * may be NULL. expert_x [expert_x_rows, hidden] of config.dispatch, expert_x_scale, expert_count,

@@ -51,12 +51,6 @@ yard_status yard_ep_bench_time(yard_ep_bench *b, const yard_ep_bench_plan *plan,
     return no_cuda(err);
 }
 
-yard_status yard_ep_bench_fillers(yard_ep_bench *b, const yard_ep_bench_plan *plan, double *pair,
-                                  double *dispatch, double *combine, yard_error *err)
-{
-    return no_cuda(err);
-}
-
 yard_status yard_ep_bench_exchange(yard_ep_bench *b, uint32_t set_idx, void *expert_x,
                                    float *expert_x_scale, int32_t *expert_count, int32_t *row_index,
                                    void *y, yard_error *err)

@@ -7,6 +7,11 @@
 
 enum { COLD_BYTES = 192 << 20, WARM_UP = 5 };
 
+/* Where samples go, [n_samples] each. */
+typedef struct samples {
+    double *pair, *dispatch, *combine;
+} samples;
+
 /* ---- devices ------------------------------------------------------------------------------- */
 
 yard_status yard_ep_bench_failed(cudaError_t rc, const char *what, yard_error *err)
@@ -105,8 +110,8 @@ yard_status yard_ep_bench_make_events(yard_ep_bench *b, yard_error *err)
         rc = cudaEventCreate(&b->begun);
     if (rc == cudaSuccess)
         rc = cudaEventCreate(&b->ended);
-    for (uint32_t i = 0; i < YARD_EP_BENCH_MAX_PAIRS * N_MARKS && rc == cudaSuccess; i++)
-        rc = cudaEventCreate(&b->mark[i / N_MARKS][i % N_MARKS]);
+    for (uint32_t i = 0; i < YARD_EP_BENCH_MAX_PAIRS * 2 * N_CALLS && rc == cudaSuccess; i++)
+        rc = cudaEventCreate(&b->mark[i / (2 * N_CALLS)][i % (2 * N_CALLS)]);
     return yard_ep_bench_failed(rc, "stream and events", err);
 }
 
@@ -153,9 +158,9 @@ void yard_ep_bench_destroy(yard_ep_bench *b)
                              b->expert, b->expert_x_scale, b->count,    b->device_tokens };
     for (size_t i = 0; i < sizeof(memory) / sizeof(memory[0]); i++)
         cudaFree(memory[i]);
-    for (uint32_t i = 0; i < YARD_EP_BENCH_MAX_PAIRS * N_MARKS; i++)
-        if (b->mark[i / N_MARKS][i % N_MARKS])
-            cudaEventDestroy(b->mark[i / N_MARKS][i % N_MARKS]);
+    for (uint32_t i = 0; i < YARD_EP_BENCH_MAX_PAIRS * 2 * N_CALLS; i++)
+        if (b->mark[i / (2 * N_CALLS)][i % (2 * N_CALLS)])
+            cudaEventDestroy(b->mark[i / (2 * N_CALLS)][i % (2 * N_CALLS)]);
     if (b->begun)
         cudaEventDestroy(b->begun);
     if (b->ended)
@@ -167,85 +172,77 @@ void yard_ep_bench_destroy(yard_ep_bench *b)
 
 /* ---- exchanges ----------------------------------------------------------------------------- */
 
-typedef struct what {
-    const yard_ep_bench_plan *plan;
-    bool calls; /* false: only what stands between them */
-} what;
-
-static cudaError_t fill_gap(yard_ep_bench *b, const what *w, bool behind_send)
-{
-    if (w->plan->cold)
-        return yard_ep_cuda_launch_sweep(b->cold, COLD_BYTES, b->stream);
-    if (w->plan->between_us && behind_send)
-        return yard_ep_cuda_launch_busy(w->plan->between_us, b->stream);
-    return cudaSuccess;
-}
-
-static bool is_marked(const yard_ep_bench_plan *p)
-{
-    return p->phases || p->receives;
-}
-
 /* One that is read after a replay, where there is one. */
-static void set_mark(yard_ep_bench *b, const what *w, bool wanted, uint32_t pair, uint32_t mark)
+static void set_mark(yard_ep_bench *b, const yard_ep_bench_plan *p, bool wanted, uint32_t pair,
+                     uint32_t mark)
 {
     if (wanted)
         cudaEventRecordWithFlags(b->mark[pair][mark], b->stream,
-                                 w->plan->launch == YARD_EP_BENCH_GRAPH ? cudaEventRecordExternal
-                                                                        : cudaEventRecordDefault);
+                                 p->launch == YARD_EP_BENCH_GRAPH ? cudaEventRecordExternal
+                                                                  : cudaEventRecordDefault);
 }
 
-static yard_status dispatch(yard_ep_bench *b, uint32_t pair, const what *w)
+/* Something stands before each call, which then has marks of its own. */
+static bool is_apart(const yard_ep_bench_plan *p)
 {
-    const uint32_t set = pair % b->n_sets;
+    return p->cold || p->between_us;
+}
+
+static void fill_gap(yard_ep_bench *b, const yard_ep_bench_plan *p)
+{
+    if (p->cold)
+        yard_ep_cuda_launch_sweep(b->cold, COLD_BYTES, b->stream);
+    else if (p->between_us)
+        yard_ep_cuda_launch_busy(p->between_us, b->stream);
+}
+
+static yard_status make_call(yard_ep_bench *b, uint32_t set, call which)
+{
     const size_t first = (size_t)set * b->n_tokens, k = b->config.top_k;
     const yard_stream s = (yard_stream)b->stream;
-    yard_status st = YARD_OK;
 
-    if (b->all_to_all)
+    switch (which) {
+    case DISPATCH_SEND:
+        return yard_ep_dispatch_send(b->round, b->x + first * b->x_row_bytes,
+                                     b->x_scale ? b->x_scale + first * b->n_groups : NULL,
+                                     b->expert + first * k, b->weight + first * k, b->device_tokens,
+                                     s);
+    case DISPATCH_RECV:
+        return yard_ep_dispatch_recv(b->round, b->expert_x, b->expert_x_scale, b->count,
+                                     b->row_index, s);
+    case COMBINE_SEND:
+        return yard_ep_combine_send(b->round, b->expert_y, s);
+    default:
+        return yard_ep_combine_recv(b->round, b->y, s);
+    }
+}
+
+/* All-to-alls stand where receives do. */
+static yard_status make_all_to_all(yard_ep_bench *b, call which)
+{
+    if (which == DISPATCH_RECV)
         return b->all_to_all(b, b->x, b->expert_x, b->padded.dispatch_bytes);
-    fill_gap(b, w, false);
-    if (w->calls)
-        st = yard_ep_dispatch_send(b->round, b->x + first * b->x_row_bytes,
-                                   b->x_scale ? b->x_scale + first * b->n_groups : NULL,
-                                   b->expert + first * k, b->weight + first * k, b->device_tokens,
-                                   s);
-    fill_gap(b, w, true);
-    set_mark(b, w, w->plan->receives, pair, BEGIN_DISPATCH);
-    if (w->calls && st == YARD_OK)
-        st = yard_ep_dispatch_recv(b->round, b->expert_x, b->expert_x_scale, b->count, b->row_index,
-                                   s);
-    return st;
-}
-
-static yard_status combine(yard_ep_bench *b, uint32_t pair, const what *w)
-{
-    yard_status st = YARD_OK;
-
-    if (b->all_to_all)
+    if (which == COMBINE_RECV)
         return b->all_to_all(b, b->expert_y, b->y, b->padded.combine_bytes);
-    fill_gap(b, w, false);
-    if (w->calls)
-        st = yard_ep_combine_send(b->round, b->expert_y, (yard_stream)b->stream);
-    fill_gap(b, w, true);
-    set_mark(b, w, w->plan->receives, pair, BEGIN_COMBINE);
-    if (w->calls && st == YARD_OK)
-        st = yard_ep_combine_recv(b->round, b->y, (yard_stream)b->stream);
-    return st;
+    return YARD_OK;
 }
 
-static yard_status enqueue_pairs(yard_ep_bench *b, const what *w, uint32_t n, yard_error *err)
+static yard_status enqueue_pairs(yard_ep_bench *b, const yard_ep_bench_plan *p, uint32_t first,
+                                 uint32_t n, yard_error *err)
 {
-    const yard_ep_bench_plan *p = w->plan;
     yard_status st = YARD_OK;
 
-    for (uint32_t i = 0; i < n && st == YARD_OK; i++) {
-        set_mark(b, w, p->phases, i, BEGIN_DISPATCH);
-        st = dispatch(b, i, w);
-        set_mark(b, w, is_marked(p), i, END_DISPATCH);
-        if (st == YARD_OK)
-            st = combine(b, i, w);
-        set_mark(b, w, is_marked(p), i, END_COMBINE);
+    for (uint32_t i = 0; i < n * N_CALLS && st == YARD_OK; i++) {
+        const uint32_t pair = i / N_CALLS;
+        const call which = (call)(i % N_CALLS);
+        const bool begins = p->phases && which == DISPATCH_SEND;
+        const bool ends = p->phases && (which == DISPATCH_RECV || which == COMBINE_RECV);
+
+        fill_gap(b, p);
+        set_mark(b, p, begins || is_apart(p), pair, begin_of(which));
+        st = b->all_to_all ? make_all_to_all(b, which)
+                           : make_call(b, (first + pair) % b->n_sets, which);
+        set_mark(b, p, ends || is_apart(p), pair, end_of(which));
     }
     if (st != YARD_OK)
         return yard_fail(err, st, "%s", b->ep ? yard_ep_error(b->ep) : "an all-to-all failed");
@@ -255,12 +252,12 @@ static yard_status enqueue_pairs(yard_ep_bench *b, const what *w, uint32_t n, ya
 yard_status yard_ep_bench_enqueue_pair(yard_ep_bench *b, yard_error *err)
 {
     const yard_ep_bench_plan plain = { 0 };
-    const what w = { &plain, true };
 
-    return enqueue_pairs(b, &w, 1, err);
+    return enqueue_pairs(b, &plain, 0, 1, err);
 }
 
-static yard_status record(yard_ep_bench *b, const what *w, cudaGraphExec_t *out, yard_error *err)
+static yard_status record(yard_ep_bench *b, const yard_ep_bench_plan *p, cudaGraphExec_t *out,
+                          yard_error *err)
 {
     cudaGraph_t graph = NULL;
     cudaError_t rc = cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal);
@@ -268,7 +265,7 @@ static yard_status record(yard_ep_bench *b, const what *w, cudaGraphExec_t *out,
 
     if (rc != cudaSuccess)
         return yard_ep_bench_failed(rc, "capture", err);
-    st = enqueue_pairs(b, w, w->plan->n_pairs, err);
+    st = enqueue_pairs(b, p, 0, p->n_pairs, err);
     rc = cudaStreamEndCapture(b->stream, &graph);
     if (st == YARD_OK && rc == cudaSuccess)
         rc = cudaGraphInstantiate(out, graph, 0);
@@ -277,29 +274,51 @@ static yard_status record(yard_ep_bench *b, const what *w, cudaGraphExec_t *out,
     return st == YARD_OK ? yard_ep_bench_failed(rc, "graph", err) : st;
 }
 
+/* Microseconds from one mark to another; a failure leaves *rc. */
+static double between(const yard_ep_bench *b, uint32_t pair, uint32_t from, uint32_t to,
+                      cudaError_t *rc)
+{
+    float ms = 0;
+
+    if (*rc == cudaSuccess)
+        *rc = cudaEventElapsedTime(&ms, b->mark[pair][from], b->mark[pair][to]);
+    return (double)ms * 1e3;
+}
+
+/* A phase of a pair, whose send is the given call. */
+static double phase_us(const yard_ep_bench *b, const yard_ep_bench_plan *p, uint32_t pair,
+                       call send, cudaError_t *rc)
+{
+    const call recv = (call)(send + 1);
+    double us;
+
+    if (!is_apart(p)) /* combine begins where dispatch ended */
+        return between(b, pair, send == DISPATCH_SEND ? begin_of(send) : end_of(DISPATCH_RECV),
+                       end_of(recv), rc);
+    us = between(b, pair, begin_of(recv), end_of(recv), rc);
+    return p->receives ? us : us + between(b, pair, begin_of(send), end_of(send), rc);
+}
+
 /* Mean of the pairs of one replay; the first pair of it found the stream idle and does not count.
- */
-static cudaError_t read_marks(const yard_ep_bench *b, const what *w, uint32_t n_pairs,
-                              double *dispatch_us, double *combine_us)
+ * Where calls are apart, their sum is the pair. */
+static cudaError_t read_marks(const yard_ep_bench *b, const yard_ep_bench_plan *p, uint32_t n_pairs,
+                              samples s, uint32_t at)
 {
     const uint32_t first = n_pairs > 1;
-    const int begin_combine = w->plan->receives ? BEGIN_COMBINE : END_DISPATCH;
+    cudaError_t rc = cudaSuccess;
     double d = 0, c = 0;
 
     for (uint32_t i = first; i < n_pairs; i++) {
-        float ms[2] = { 0, 0 };
-        cudaError_t rc =
-            cudaEventElapsedTime(&ms[0], b->mark[i][BEGIN_DISPATCH], b->mark[i][END_DISPATCH]);
-        if (rc == cudaSuccess)
-            rc = cudaEventElapsedTime(&ms[1], b->mark[i][begin_combine], b->mark[i][END_COMBINE]);
-        if (rc != cudaSuccess)
-            return rc;
-        d += (double)ms[0] * 1e3;
-        c += (double)ms[1] * 1e3;
+        d += phase_us(b, p, i, DISPATCH_SEND, &rc) / (n_pairs - first);
+        c += phase_us(b, p, i, COMBINE_SEND, &rc) / (n_pairs - first);
     }
-    *dispatch_us = d / (n_pairs - first);
-    *combine_us = c / (n_pairs - first);
-    return cudaSuccess;
+    if (p->phases) {
+        s.dispatch[at] = d;
+        s.combine[at] = c;
+    }
+    if (is_apart(p))
+        s.pair[at] = d + c;
+    return rc;
 }
 
 static uint32_t agree(const yard_ep_bench_plan *p, float ms)
@@ -309,12 +328,11 @@ static uint32_t agree(const yard_ep_bench_plan *p, float ms)
     return n < p->n_samples ? n : p->n_samples;
 }
 
-static yard_status time_graph(yard_ep_bench *b, const what *w, double *pair, double *dispatch_us,
-                              double *combine_us, yard_error *err)
+static yard_status time_graph(yard_ep_bench *b, const yard_ep_bench_plan *p, samples s,
+                              yard_error *err)
 {
-    const yard_ep_bench_plan *p = w->plan;
     cudaGraphExec_t graph = NULL;
-    yard_status st = record(b, w, &graph, err);
+    yard_status st = record(b, p, &graph, err);
     uint32_t n = p->n_samples;
     cudaError_t rc = cudaSuccess;
 
@@ -328,9 +346,9 @@ static yard_status time_graph(yard_ep_bench *b, const what *w, double *pair, dou
         rc = cudaEventSynchronize(b->ended);
         if (rc == cudaSuccess)
             rc = cudaEventElapsedTime(&ms, b->begun, b->ended);
-        pair[at] = (double)ms * 1e3 / p->n_pairs;
-        if (rc == cudaSuccess && is_marked(p))
-            rc = read_marks(b, w, p->n_pairs, &dispatch_us[at], &combine_us[at]);
+        s.pair[at] = (double)ms * 1e3 / p->n_pairs;
+        if (rc == cudaSuccess && (p->phases || is_apart(p)))
+            rc = read_marks(b, p, p->n_pairs, s, at);
         if (rc == cudaSuccess && i + 1 == WARM_UP)
             n = agree(p, ms);
     }
@@ -339,10 +357,9 @@ static yard_status time_graph(yard_ep_bench *b, const what *w, double *pair, dou
     return st == YARD_OK ? yard_ep_bench_failed(rc, "replay", err) : st;
 }
 
-static yard_status time_single(yard_ep_bench *b, const what *w, double *pair, double *dispatch_us,
-                               double *combine_us, yard_error *err)
+static yard_status time_single(yard_ep_bench *b, const yard_ep_bench_plan *p, samples s,
+                               yard_error *err)
 {
-    const yard_ep_bench_plan *p = w->plan;
     uint32_t n = p->n_samples;
     cudaError_t rc = cudaSuccess;
     yard_status st = YARD_OK;
@@ -352,54 +369,35 @@ static yard_status time_single(yard_ep_bench *b, const what *w, double *pair, do
         float ms = 0;
 
         rc = cudaEventRecord(b->begun, b->stream);
-        st = enqueue_pairs(b, w, 1, err);
+        st = enqueue_pairs(b, p, 0, 1, err);
         cudaEventRecord(b->ended, b->stream);
         if (rc == cudaSuccess)
             rc = cudaStreamSynchronize(b->stream);
         if (rc == cudaSuccess)
             rc = cudaEventElapsedTime(&ms, b->begun, b->ended);
-        pair[at] = (double)ms * 1e3;
-        if (rc == cudaSuccess && is_marked(p))
-            rc = read_marks(b, w, 1, &dispatch_us[at], &combine_us[at]);
+        s.pair[at] = (double)ms * 1e3;
+        if (rc == cudaSuccess && (p->phases || is_apart(p)))
+            rc = read_marks(b, p, 1, s, at);
         if (rc == cudaSuccess && i + 1 == WARM_UP)
             n = agree(p, ms);
     }
     return st == YARD_OK ? yard_ep_bench_failed(rc, "calls", err) : st;
 }
 
-static yard_status run_plan(yard_ep_bench *b, const what *w, double *pair, double *dispatch_us,
-                            double *combine_us, yard_error *err)
-{
-    yard_status st;
-
-    if (w->plan->n_pairs > YARD_EP_BENCH_MAX_PAIRS)
-        return yard_fail(err, YARD_EINVAL, "bench on cuda: want at most %d pairs, got %u",
-                         YARD_EP_BENCH_MAX_PAIRS, w->plan->n_pairs);
-    st = w->plan->launch == YARD_EP_BENCH_GRAPH
-             ? time_graph(b, w, pair, dispatch_us, combine_us, err)
-             : time_single(b, w, pair, dispatch_us, combine_us, err);
-    if (st == YARD_OK && b->ep && yard_ep_poll(b->ep) != YARD_OK)
-        st = yard_fail(err, yard_ep_poll(b->ep), "%s", yard_ep_error(b->ep));
-    return st;
-}
-
 yard_status yard_ep_bench_time(yard_ep_bench *b, const yard_ep_bench_plan *plan, double *pair,
                                double *dispatch_us, double *combine_us, yard_error *err)
 {
-    const what w = { plan, true };
+    const samples s = { pair, dispatch_us, combine_us };
+    yard_status st;
 
-    return run_plan(b, &w, pair, dispatch_us, combine_us, err);
-}
-
-yard_status yard_ep_bench_fillers(yard_ep_bench *b, const yard_ep_bench_plan *plan, double *pair,
-                                  double *dispatch_us, double *combine_us, yard_error *err)
-{
-    yard_ep_bench_plan fillers = *plan;
-    const what w = { &fillers, false };
-
-    fillers.phases = plan->phases && dispatch_us && combine_us;
-    fillers.receives = false; /* nothing stands in them */
-    return run_plan(b, &w, pair, dispatch_us, combine_us, err);
+    if (plan->n_pairs > YARD_EP_BENCH_MAX_PAIRS)
+        return yard_fail(err, YARD_EINVAL, "bench on cuda: want at most %d pairs, got %u",
+                         YARD_EP_BENCH_MAX_PAIRS, plan->n_pairs);
+    st = plan->launch == YARD_EP_BENCH_GRAPH ? time_graph(b, plan, s, err)
+                                             : time_single(b, plan, s, err);
+    if (st == YARD_OK && b->ep && yard_ep_poll(b->ep) != YARD_OK)
+        st = yard_fail(err, yard_ep_poll(b->ep), "%s", yard_ep_error(b->ep));
+    return st;
 }
 
 /* ---- results ------------------------------------------------------------------------------- */
@@ -415,7 +413,6 @@ yard_status yard_ep_bench_exchange(yard_ep_bench *b, uint32_t set_idx, void *exp
 {
     const yard_ep_config *c = &b->config;
     const yard_ep_bench_plan plain = { 0 };
-    const what w = { &plain, true };
     const size_t rows = b->capacity.expert_x_rows, x_bytes = rows * b->ep->payload_bytes;
     const size_t y_bytes = (size_t)b->n_tokens * c->hidden * (c->output == YARD_EP_BF16 ? 2 : 4);
     cudaError_t rc;
@@ -424,14 +421,12 @@ yard_status yard_ep_bench_exchange(yard_ep_bench *b, uint32_t set_idx, void *exp
     cudaMemsetAsync(b->expert_x, 0x55, x_bytes, b->stream);
     cudaMemsetAsync(b->count, 0x55, b->n_local * sizeof(int32_t), b->stream);
     cudaMemsetAsync(b->y, 0x55, y_bytes, b->stream);
-    st = dispatch(b, set_idx, &w);
-    if (st == YARD_OK)
-        st = combine(b, set_idx, &w);
-    rc = cudaStreamSynchronize(b->stream);
-    if (st == YARD_OK && rc == cudaSuccess)
-        st = yard_ep_poll(b->ep);
+    st = enqueue_pairs(b, &plain, set_idx, 1, err);
     if (st != YARD_OK)
-        return yard_fail(err, st, "%s", yard_ep_error(b->ep));
+        return st;
+    rc = cudaStreamSynchronize(b->stream);
+    if (rc == cudaSuccess && yard_ep_poll(b->ep) != YARD_OK)
+        return yard_fail(err, yard_ep_poll(b->ep), "%s", yard_ep_error(b->ep));
     if (rc == cudaSuccess)
         rc = fetch(expert_x, b->expert_x, x_bytes);
     if (rc == cudaSuccess)

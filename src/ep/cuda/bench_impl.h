@@ -8,8 +8,18 @@
 
 enum { YARD_EP_BENCH_MAX_PAIRS = 64 };
 
-/* Of a pair. Without a mark of its own, combine begins where dispatch ended. */
-enum { BEGIN_DISPATCH, END_DISPATCH, BEGIN_COMBINE, END_COMBINE, N_MARKS };
+/* Of a pair. A call may have a mark in front of it and one behind it. */
+typedef enum call { DISPATCH_SEND, DISPATCH_RECV, COMBINE_SEND, COMBINE_RECV, N_CALLS } call;
+
+static inline uint32_t begin_of(call which)
+{
+    return 2 * which;
+}
+
+static inline uint32_t end_of(call which)
+{
+    return 2 * which + 1;
+}
 
 struct yard_ep_bench {
     /* Padded all-to-alls: every rank gets n_bytes of every rank. NULL: ep does the exchanges. */
@@ -24,7 +34,7 @@ struct yard_ep_bench {
     uint32_t n_sets, n_tokens, n_groups, n_local;
     size_t x_row_bytes;
     cudaStream_t stream;
-    cudaEvent_t begun, ended, mark[YARD_EP_BENCH_MAX_PAIRS][N_MARKS];
+    cudaEvent_t begun, ended, mark[YARD_EP_BENCH_MAX_PAIRS][2 * N_CALLS];
     uint8_t *x, *expert_x, *expert_y, *y, *cold;
     float *x_scale, *weight, *expert_x_scale;
     int32_t *expert, *count, *row_index, *device_tokens;

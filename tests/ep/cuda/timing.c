@@ -113,11 +113,6 @@ static void run_timing(const yard_fabric_config *fabric, void *ctx)
     }
     for (int i = 0; i < 3; i++)
         t->p50[fabric->rank * 3 + i] = median(us[i], t->n_samples);
-    if (t->between_us || t->cold) { /* without what stands between the calls */
-        CHECK(yard_ep_bench_fillers(b, &plan, us[0], us[1], us[2], &err) == YARD_OK);
-        for (int i = 0; i < (t->phases ? 3 : 1); i++)
-            t->p50[fabric->rank * 3 + i] -= median(us[i], t->n_samples);
-    }
     yard_ep_bench_destroy(b);
     yard_ep_destroy(ep);
 }
@@ -148,8 +143,11 @@ static int measure(timing t)
 #define MANY .tokens = 4096, .n_pairs = 4, .n_samples = 20, .self_proving = 1, .partial = true
 #define SPLIT                                                                                      \
     .tokens = 128, .n_pairs = 20, .n_samples = 100, .self_proving = 1, .partial = true,            \
-    .receives = true
+    .phases = true, .receives = true
 
+#define APART(n)                                                                                   \
+    .tokens = (n), .n_pairs = 20, .n_samples = 100, .self_proving = 1, .partial = true,            \
+    .phases = true
 #define ROOMY .n_pairs = 20, .n_samples = 100, .self_proving = 1, .partial = true, .room = 4096
 
 /* Receives alone: with 1000 us of work before them all data are there. */
@@ -170,6 +168,11 @@ static const timing others[] = {
     { .name = "room for 4096, limit", ROOMY, .tokens = 128, .limits = true },
     { .name = "receives, 200 us", SPLIT, .between_us = 200 },
     { .name = "receives, 1000 us", SPLIT, .between_us = 1000 },
+    { .name = "many, receives", MANY, .phases = true, .receives = true, .between_us = 500 },
+    { .name = "100 us before each call", APART(1), .between_us = 100 },
+    { .name = "cold", APART(1), .cold = true },
+    { .name = "100 us before each call", APART(128), .between_us = 100 },
+    { .name = "cold", APART(128), .cold = true },
 };
 
 void ep_gpu_timing(void (*count)(int code))
