@@ -166,7 +166,8 @@ void yard_bench_ep_print_verdict(const yard_bench_ep_result *limits)
                t[0].p50_us / reference[0], reference[1] / stores, reference[2] / copies);
 }
 
-/* See --help. Bytes of the layout are written once, and read once before. */
+/* See --help. Of the layout's bytes each is read or written once: rows that came and experts' rows
+ * are read, rows of expert_x and y written. */
 double yard_bench_ep_floor_us(const yard_bench_ep_result *limits, const yard_bench_ep_result *r,
                               int phase)
 {
@@ -177,7 +178,7 @@ double yard_bench_ep_floor_us(const yard_bench_ep_result *limits, const yard_ben
         return -1;
     for (int i = 0; i < YARD_BENCH_EP_PAIR; i++) {
         const double wire_us = r->phase[i].wire_bytes * limit[1].p50_us / limit[1].bytes;
-        const double memory_us = 2 * r->phase[i].bytes * limit[2].p50_us / limit[2].bytes;
+        const double memory_us = r->phase[i].bytes * limit[2].p50_us / limit[2].bytes;
 
         if (phase == YARD_BENCH_EP_PAIR || phase == i)
             us += limit[0].p50_us + (wire_us > memory_us ? wire_us : memory_us);
