@@ -244,6 +244,87 @@ static void every_code(void **state)
     close_variants(streams, n_streams);
 }
 
+/* Streams of all variants for longer rows, of this thread alone. */
+static uint32_t open_long(yard_stream *streams, uint32_t longest)
+{
+    static const char *const names[] = { "c", "avx2", "avx512" };
+    yard_ops_config config = { .n_threads = 1, .limits = test_limits() };
+    uint32_t n = 0;
+
+    config.limits.max_in = longest;
+    for (size_t i = 0; i < 3; i++) {
+        config.variant = names[i];
+        n += yard_ops_cpu.open(&streams[n], &config, NULL) == YARD_OK;
+    }
+    return n;
+}
+
+static void random_codes(rng *r, void *codes, size_t n)
+{
+    uint8_t *at = codes;
+
+    for (size_t i = 0; i < n; i++) {
+        at[i] = (uint8_t)rng_next(r);
+        if ((at[i] & 0x7f) == 0x7f)
+            at[i] = 0;
+    }
+}
+
+/* Up to four rows of any codes, subnormals among them, so long that columns are cut; factors of
+ * usual sizes and near both ends of f32. A thread that takes denormals for 0 gets the same. */
+static void few_rows_of_codes(void **state)
+{
+    enum { ROWS = 70, LONGEST = 15000 };
+    static const uint32_t lengths[] = { 7168, 7199, LONGEST };
+    static const float factors[] = { 1.0f, 0x1p60f, 0x1p-70f };
+    yard_stream streams[MAX_VARIANTS];
+    const uint32_t n_streams = open_long(streams, LONGEST);
+    rng r = { 29 };
+
+    (void)state;
+    for (uint32_t i = 0; i < 24; i++) {
+        const int32_t n = 1 + (int32_t)(i % 4);
+        const uint32_t cols = lengths[i / 4 % 3];
+        const float factor = factors[i / 8];
+        const random_matrix w = make_matrix(&r, YARD_FP8_E4M3, ROWS, cols, 0, 0, i % 5 ? 128 : 3);
+        const yard_rows x = random_rows(&r, YARD_FP8_E4M3, (size_t)n, cols);
+        const yard_rows y = random_rows(&r, YARD_F32, (size_t)n, ROWS);
+        const yard_rows want = random_rows(&r, YARD_F32, (size_t)n, ROWS);
+        const yard_linear_args a = { .n_rows = &n, .x = x, .w = w.m, .y = y };
+        yard_linear_args definition = a;
+
+        random_codes(&r, w.stored, (size_t)ROWS * cols);
+        random_codes(&r, x.data, (size_t)n * cols);
+        for (uint32_t g = 0; g < (uint32_t)n * yard_group_count(cols); g++)
+            x.scale[g] *= factor;
+        for (uint32_t g = 0; g < yard_group_count(cols); g++) /* of some rows of w */
+            w.scale[g] *= factor;
+        definition.y = want;
+        yard_ops_cpu.linear(streams[0], &definition);
+        for (uint32_t v = 1; v < n_streams; v++) {
+            poison(y, (size_t)n);
+            yard_ops_cpu.linear(streams[v], &a);
+            assert_memory_equal(y.data, want.data, (size_t)n * ROWS * sizeof(float));
+#if defined(__SSE__)
+            if (factor >= 1.0f) { /* the results are no denormals */
+                const unsigned int csr = __builtin_ia32_stmxcsr();
+
+                poison(y, (size_t)n);
+                __builtin_ia32_ldmxcsr(csr | 0x8040);
+                yard_ops_cpu.linear(streams[v], &a);
+                __builtin_ia32_ldmxcsr(csr);
+                assert_memory_equal(y.data, want.data, (size_t)n * ROWS * sizeof(float));
+            }
+#endif
+        }
+        free_rows(x);
+        free_rows(y);
+        free_rows(want);
+        free_matrix(w);
+    }
+    close_variants(streams, n_streams);
+}
+
 /* AMX tiles round sums in an order of their own: near the exact value, and independent of other
  * rows. Skipped where there is none. */
 static void amx_is_near(void **state)
@@ -600,6 +681,7 @@ int main(void)
         cmocka_unit_test(extremes),
         cmocka_unit_test(padded_rows),
         cmocka_unit_test(every_code),
+        cmocka_unit_test(few_rows_of_codes),
         cmocka_unit_test(amx_is_near),
         cmocka_unit_test(an_unknown_variant_is_refused),
         cmocka_unit_test(rows_are_independent),

@@ -126,6 +126,14 @@ typedef struct strip_kernels {
     void (*dot)(const strip_args *a);
 } strip_kernels;
 
+/* Products of FP8 with FP8 for up to FEW_ROWS rows; see codes_avx2.c. */
+typedef struct code_kernels {
+    bool (*usable)(void); /* by this thread, on this processor */
+    /* A row in pairs, padded, is put in the order that dot wants. */
+    void (*lay_x)(float *pairs, uint32_t n);
+    void (*dot)(const raw_dot_args *a); /* with scales on both sides */
+} code_kernels;
+
 typedef struct cpu_kernels {
     const char *name;
     const char *reason;
@@ -140,6 +148,7 @@ typedef struct cpu_kernels {
     void (*fp8_dot)(const fp8_dot_args *a);
     void (*codes_to_bf16)(const uint8_t *codes, uint32_t n, uint16_t *dst);
     const strip_kernels *strips; /* NULL: these products are dot's */
+    const code_kernels *codes;   /* NULL, or not usable: these products are raw_dot's */
     /* acc[m, c] = fma(x[m, r], w[r, c], acc[m, c]) for r ascending */
     void (*axpy)(const float *x, size_t x_ld, uint32_t n_x, const float *w, size_t w_ld,
                  uint32_t n_r, uint32_t n_c, float *acc, size_t acc_ld);
@@ -164,6 +173,7 @@ void yard_cpu_dot_avx2(const dot_args *a);
 void yard_cpu_raw_dot_avx2(const raw_dot_args *a);
 void yard_cpu_decode_pairs_avx2(yard_dtype dtype, const void *src, uint32_t n, float *dst);
 extern const strip_kernels yard_cpu_strips_avx2;
+extern const code_kernels yard_cpu_codes_avx2;
 /* Of kernels_avx2.c, for AVX-512 too. */
 void yard_cpu_scale_avx2(float *acc, uint32_t n, float f);
 float yard_cpu_scale_max_avx2(float *x, uint32_t n, float f, float max);
@@ -223,6 +233,7 @@ typedef struct row_source {
 typedef enum row_form {
     ROW_PLAIN,  /* f32 as they come, padded to CHUNK */
     ROW_PAIRS,  /* f32 in pairs, padded to CHUNK */
+    ROW_CODES,  /* the same as code_kernels want it */
     ROW_STRIPS, /* the same as strip_kernels want it */
     ROW_BF16    /* bf16 as they come, padded to 2 * CHUNK; rows with scales only */
 } row_form;

@@ -212,6 +212,7 @@ const cpu_kernels yard_cpu_kernels_avx2 = {
     .dot = yard_cpu_dot_avx2,
     .raw_dot = yard_cpu_raw_dot_avx2,
     .strips = &yard_cpu_strips_avx2,
+    .codes = &yard_cpu_codes_avx2,
     .axpy = axpy,
     .scale_max = yard_cpu_scale_max_avx2,
     .scale = yard_cpu_scale_avx2,

@@ -38,7 +38,10 @@ static void product_few(const cpu_kernels *k, const product_args *a)
             .y = a->y + n,
             .y_ld = a->y_ld,
         };
-        k->raw_dot(&args);
+        if (a->x.form == ROW_CODES)
+            k->codes->dot(&args);
+        else
+            k->raw_dot(&args);
     }
 }
 
@@ -233,8 +236,12 @@ static bool has_scales(const row_source *source)
 static row_form product_form(const cpu_kernels *k, const row_source *source, const yard_matrix *w,
                              uint32_t n_x)
 {
-    if (k->fp8_dot && has_scales(source) && w->dtype == YARD_FP8_E4M3)
+    const bool codes = has_scales(source) && w->dtype == YARD_FP8_E4M3;
+
+    if (k->fp8_dot && codes)
         return ROW_BF16;
+    if (k->codes && codes && n_x <= FEW_ROWS && k->codes->usable())
+        return ROW_CODES;
     return k->strips && n_x > FEW_ROWS && (w->dtype == YARD_FP8_E4M3 || w->dtype == YARD_BF16)
                ? ROW_STRIPS
                : ROW_PAIRS;

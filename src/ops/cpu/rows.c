@@ -43,6 +43,10 @@ static void lay_out_row(const cpu_kernels *k, yard_dtype dtype, const void *stor
     case ROW_PAIRS:
         k->decode_pairs(dtype, stored, x->n_k, row);
         break;
+    case ROW_CODES:
+        k->decode_pairs(dtype, stored, x->n_k, row);
+        k->codes->lay_x(row, pad_lanes(x->n_k));
+        break;
     case ROW_PLAIN:
         k->convert->decode(dtype, stored, x->n_k, row);
         memset(row + x->n_k, 0, (pad_lanes(x->n_k) - x->n_k) * sizeof(float));
