@@ -60,7 +60,8 @@ typedef enum yard_ep_device {
 
 typedef enum yard_ep_layout {
     YARD_EP_EXPERT_MAJOR, /* the rows of each expert are contiguous */
-    YARD_EP_FLAT          /* each token once per rank; row_index says which rows an expert reads */
+    YARD_EP_FLAT,         /* each token once per rank; row_index says which rows an expert reads */
+    YARD_EP_FLAT_IN_PLACE /* the same, but rows stay where they landed: yard_ep_expert_x() */
 } yard_ep_layout;
 
 typedef struct yard_ep_config {
@@ -101,7 +102,8 @@ typedef struct yard_ep_config {
                          all ranks. Default 0 */
     yard_ep_device device;        /* default CPU */
     uint32_t self_proving_tokens; /* CUDA: up to so many max_tokens, rows need no flags, which is
-                                     fastest for small batches. Default 128; 0: always flags */
+                                     fastest for small batches. Default 128; 0: always flags. Rows
+                                     in place are counted at any number of tokens */
     uint32_t send_sms; /* CUDA: the sends have as many blocks as fill so many multiprocessors, over
                           more of which they may be spread; 0, the default: all */
 } yard_ep_config;
@@ -140,8 +142,8 @@ typedef struct yard_ep_config {
 /* Rows that expert_x, expert_y and row_index must have room for.
  *   dp = n_ranks / tp, local = n_experts / n_ranks
  *   routed = dp * max_tokens * min(top_k, local) + local * (row_align - 1)
- * expert-major: expert_x, expert_y, row_index: routed. flat: expert_x: dp * max_tokens;
- * expert_y and row_index: routed. */
+ * expert-major: expert_x, expert_y, row_index: routed. flat, in place or not: expert_x: dp *
+ * max_tokens; expert_y and row_index: routed. */
 typedef struct yard_ep_capacity {
     uint64_t expert_x_rows, expert_y_rows;
     size_t heap_bytes; /* of the symmetric heap, per rank: the formula is in yard_ep_capacity_of */
@@ -208,17 +210,31 @@ YARD_API yard_status yard_ep_dispatch_send(yard_ep_round *round, const void *x,
  *                  follow those of e - 1, each expert's first row a multiple of row_align; within
  *                  an expert in ascending order of (instance, token). flat: one row per token, in
  *                  ascending order of (instance, token). Rows beyond are left unwritten.
- *   expert_x_scale [capacity, ceil(hidden / 128)] f32; only when dispatch is FP8, else NULL
+ *                  flat in place: NULL, the rows are at yard_ep_expert_x()
+ *   expert_x_scale [capacity, ceil(hidden / 128)] f32; only when dispatch is FP8, else NULL; flat
+ *                  in place: NULL
  *   expert_count   [n_local_experts] i32 rows of each local expert
  *   row_index      [expert_y_rows] i32. expert-major: the row's origin, instance * max_tokens +
  *                  token. flat: the row of expert_x that expert row i reads (the rows of expert_y
- *                  are numbered as in expert-major). NULL is fine in expert-major.
+ *                  are numbered as in expert-major); in place that is the origin again. NULL is
+ *                  fine in expert-major.
  *
  * Completion: the buffers are valid when the stream passes the call. Errors: YARD_ETIMEDOUT,
  * YARD_EPEER naming the rank; YARD_EINVAL without a matching send. */
 YARD_API yard_status yard_ep_dispatch_recv(yard_ep_round *round, void *expert_x,
                                            float *expert_x_scale, int32_t *expert_count,
                                            int32_t *row_index, yard_stream stream);
+
+/* Where tokens land, with the layout FLAT_IN_PLACE, else NULL: row number instance * max_tokens +
+ * token begins so many times *pitch_bytes behind it and has hidden values of config.dispatch; its
+ * FP8 scales, f32, begin *scale_at_bytes behind its first value. All are multiples of 4, rows of
+ * 16. Read only, owned by the group, in device memory on GPUs; the same in every exchange.
+ *
+ * Only rows that row_index names hold anything. They may be read from a dispatch_recv that succeeds
+ * to the combine_send that follows (on GPUs: by what stands between the two calls in the stream, or
+ * is joined to it by events): afterwards peers write them again. */
+YARD_API const void *yard_ep_expert_x(const yard_ep_round *round, size_t *pitch_bytes,
+                                      size_t *scale_at_bytes);
 
 /* The round's buffer for results, [expert_y_rows, hidden] of config.combine, owned by the group;
  * NULL unless config.expert_y_in_place. The caller may write it from a dispatch_recv that succeeds

@@ -16,6 +16,7 @@ import os
 import torch
 
 F32, BF16, FP8 = range(3)
+EXPERT_MAJOR, FLAT, FLAT_IN_PLACE = range(3)
 _DTYPES = {F32: torch.float32, BF16: torch.bfloat16, FP8: torch.float8_e4m3fn}
 _CUDA = 1
 _P = ctypes.c_void_p
@@ -46,9 +47,10 @@ class YardError(RuntimeError):
 
 def _load():
     lib = ctypes.CDLL(os.environ.get("YARD_EP_LIBRARY", "libyard-ep.so.1"))
-    lib.yard_ep_get_round.restype = lib.yard_ep_describe.restype = lib.yard_ep_error.restype = _P
+    for name in ("get_round", "describe", "error", "expert_x"):
+        getattr(lib, "yard_ep_" + name).restype = _P
     lib.yard_ep_get_round.argtypes = [_P, ctypes.c_uint32]
-    for name, n in (("describe", 1), ("error", 1), ("destroy", 1), ("rank", 1), ("size", 1), ("poll", 1),
+    for name, n in (("describe", 1), ("error", 1), ("destroy", 1), ("rank", 1), ("size", 1), ("poll", 1), ("expert_x", 3),
                     ("dispatch_send", 7), ("dispatch_recv", 6), ("combine_send", 3), ("combine_recv", 3)):
         getattr(lib, "yard_ep_" + name).argtypes = [_P] * n
     return lib
@@ -60,6 +62,14 @@ def _address(tensor, dtype, what):
     if not tensor.is_cuda or not tensor.is_contiguous() or tensor.dtype != dtype:
         raise ValueError(f"{what}: want a contiguous CUDA tensor of {dtype}, got {tensor.dtype} on {tensor.device}")
     return tensor.data_ptr()
+
+
+class _Memory:
+    """Memory of the library, rows a pitch apart, as torch.as_tensor() takes it."""
+
+    def __init__(self, address, rows, cols, pitch_bytes, typestr):
+        self.__cuda_array_interface__ = {"data": (address, False), "shape": (rows, cols), "typestr": typestr,
+                                         "strides": (pitch_bytes, int(typestr[2:])), "version": 3}
 
 
 class Group:
@@ -109,17 +119,33 @@ class Group:
                    _address(weight, torch.float32, "weight"), _address(n_tokens, torch.int32, "n_tokens"))
 
     def dispatch_recv(self, round_idx=0):
-        """(expert_x, expert_x_scale or None, expert_count, row_index), new tensors, as in yard/ep.h."""
+        """(expert_x, expert_x_scale or None, expert_count, row_index), new tensors, as in yard/ep.h; with
+        layout=FLAT_IN_PLACE the first two are the library's memory, to be read before combine_send."""
         c, device = self.config, torch.device("cuda", torch.cuda.current_device())
+        count = torch.empty(c.n_experts // self.size, dtype=torch.int32, device=device)
+        index = torch.empty(self.expert_y_rows, dtype=torch.int32, device=device)
+        if c.layout == FLAT_IN_PLACE:
+            self._call("dispatch_recv", round_idx, None, None, count.data_ptr(), index.data_ptr())
+            return *self._expert_x(round_idx, device), count, index
         x = torch.empty((self.expert_x_rows, c.hidden), dtype=_DTYPES[c.dispatch], device=device)
         scale = None
         if c.dispatch == FP8:
             scale = torch.empty((self.expert_x_rows, (c.hidden + 127) // 128), device=device)
-        count = torch.empty(c.n_experts // self.size, dtype=torch.int32, device=device)
-        index = torch.empty(self.expert_y_rows, dtype=torch.int32, device=device)
         self._call("dispatch_recv", round_idx, x.data_ptr(), scale.data_ptr() if scale is not None else None,
                    count.data_ptr(), index.data_ptr())
         return x, scale, count, index
+
+    def _expert_x(self, round_idx, device):
+        """(expert_x, expert_x_scale or None) where rows landed: read them before this round's combine_send."""
+        c, pitch, scale_at, rows = self.config, ctypes.c_size_t(), ctypes.c_size_t(), self.expert_x_rows
+        base = self._lib.yard_ep_expert_x(self._lib.yard_ep_get_round(self._ep, round_idx), ctypes.byref(pitch),
+                                          ctypes.byref(scale_at))
+        dtype, scale = _DTYPES[c.dispatch], None
+        x = torch.as_tensor(_Memory(base, rows, c.hidden * dtype.itemsize, pitch.value, "|u1"), device=device)
+        if c.dispatch == FP8:
+            scale = torch.as_tensor(_Memory(base + scale_at.value, rows, (c.hidden + 127) // 128, pitch.value, "<f4"),
+                                    device=device)
+        return x.view(dtype), scale
 
     def combine_send(self, expert_y, round_idx=0):
         """expert_y [expert_y_rows, hidden] of config.combine, numbered as expert-major rows."""

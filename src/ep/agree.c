@@ -13,7 +13,7 @@ static void describe_config(const yard_ep_config *c, char *text, size_t n_bytes)
 {
     static const char *const dtypes[] = { "f32", "bf16", "fp8" };
     static const char *const modes[] = { "exact", "partial" };
-    static const char *const layouts[] = { "expert-major", "flat" };
+    static const char *const layouts[] = { "expert-major", "flat", "flat in place" };
 
     snprintf(text, n_bytes,
              "abi %u, n_experts %u, top_k %u, hidden %u, max_tokens %u, tp %u, n_rounds %u, "
@@ -23,7 +23,7 @@ static void describe_config(const yard_ep_config *c, char *text, size_t n_bytes)
              c->n_rounds, c->row_align, name_of(dtypes, 3, c->dispatch),
              name_of(dtypes, 3, c->combine), name_of(dtypes, 3, c->input),
              name_of(dtypes, 3, c->output), name_of(modes, 2, c->mode),
-             name_of(layouts, 2, c->layout), c->ue8m0, c->node_copies, c->expert_y_in_place);
+             name_of(layouts, 3, c->layout), c->ue8m0, c->node_copies, c->expert_y_in_place);
 }
 
 void yard_ep_sign(const yard_ep_config *c, ep_signature *out)

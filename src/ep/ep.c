@@ -45,13 +45,20 @@ struct field_check {
 static yard_status check_fields(const yard_ep_config *c, yard_error *err)
 {
     const struct field_check checks[] = {
-        { "n_experts", c->n_experts, 1, 1u << 20 }, { "top_k", c->top_k, 1, YARD_EP_MAX_TOP_K },
-        { "hidden", c->hidden, 1, 1u << 20 },       { "max_tokens", c->max_tokens, 1, 1u << 20 },
-        { "tp", c->tp, 1, YARD_EP_MAX_TP },         { "n_rounds", c->n_rounds, 1, 16 },
-        { "row_align", c->row_align, 1, 4096 },     { "dispatch", c->dispatch, 0, YARD_EP_FP8 },
-        { "combine", c->combine, 0, YARD_EP_BF16 }, { "input", c->input, 0, YARD_EP_FP8 },
-        { "output", c->output, 0, YARD_EP_BF16 },   { "mode", c->mode, 0, YARD_EP_PARTIAL },
-        { "layout", c->layout, 0, YARD_EP_FLAT },   { "device", c->device, 0, YARD_EP_CUDA },
+        { "n_experts", c->n_experts, 1, 1u << 20 },
+        { "top_k", c->top_k, 1, YARD_EP_MAX_TOP_K },
+        { "hidden", c->hidden, 1, 1u << 20 },
+        { "max_tokens", c->max_tokens, 1, 1u << 20 },
+        { "tp", c->tp, 1, YARD_EP_MAX_TP },
+        { "n_rounds", c->n_rounds, 1, 16 },
+        { "row_align", c->row_align, 1, 4096 },
+        { "dispatch", c->dispatch, 0, YARD_EP_FP8 },
+        { "combine", c->combine, 0, YARD_EP_BF16 },
+        { "input", c->input, 0, YARD_EP_FP8 },
+        { "output", c->output, 0, YARD_EP_BF16 },
+        { "mode", c->mode, 0, YARD_EP_PARTIAL },
+        { "layout", c->layout, 0, YARD_EP_FLAT_IN_PLACE },
+        { "device", c->device, 0, YARD_EP_CUDA },
     };
 
     for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]); i++)
@@ -63,6 +70,11 @@ static yard_status check_fields(const yard_ep_config *c, yard_error *err)
                          "ep config: input: want the dtype of dispatch (%d), got %d; only FP8 is "
                          "converted",
                          c->dispatch, c->input);
+    if (c->layout == YARD_EP_FLAT_IN_PLACE && c->node_copies)
+        return yard_fail(
+            err, YARD_EINVAL,
+            "ep config: node_copies: want false with rows in place, got true: rows for "
+            "a node land at one of its ranks");
     return YARD_OK;
 }
 
@@ -135,6 +147,11 @@ static void derive(yard_ep *ep, uint32_t rank, uint32_t n_ranks)
         (uint64_t)ep->dp * c->max_tokens * per_token + (uint64_t)ep->n_local * (c->row_align - 1);
 }
 
+static bool is_flat(const yard_ep_config *c)
+{
+    return c->layout != YARD_EP_EXPERT_MAJOR;
+}
+
 /* Device memory that all ranks map needs no staging. Any other transport of devices is named. */
 static bool stores_directly(const yard_ep_config *c)
 {
@@ -158,7 +175,7 @@ yard_status yard_ep_capacity_of(const yard_ep_config *config, uint32_t n_ranks,
     derive(&ep, 0, n_ranks);
     out->expert_y_rows = ep.routed_rows;
     out->expert_x_rows =
-        ep.config.layout == YARD_EP_FLAT ? (uint64_t)ep.dp * ep.config.max_tokens : ep.routed_rows;
+        is_flat(&ep.config) ? (uint64_t)ep.dp * ep.config.max_tokens : ep.routed_rows;
     st = ep.backend->check(&ep, err);
     if (st == YARD_OK)
         out->heap_bytes = ep.backend->heap_bytes(&ep, stores_directly(&ep.config));
@@ -346,6 +363,16 @@ void *yard_ep_expert_y(const yard_ep_round *round)
     return round->ep->config.expert_y_in_place ? ep_heap(round->ep, round->heap.expert_y) : NULL;
 }
 
+const void *yard_ep_expert_x(const yard_ep_round *round, size_t *pitch_bytes,
+                             size_t *scale_at_bytes)
+{
+    const yard_ep *ep = round->ep;
+
+    if (ep->config.layout != YARD_EP_FLAT_IN_PLACE)
+        return NULL;
+    return ep->backend->expert_x(round, pitch_bytes, scale_at_bytes);
+}
+
 void yard_ep_get_stats(const yard_ep *ep, yard_ep_stats *out)
 {
     *out = ep->stats;
@@ -362,25 +389,40 @@ yard_status yard_ep_dispatch_send(yard_ep_round *round, const void *x, const flo
     return round->ep->backend->dispatch_send(round, x, x_scale, expert, weight, n_tokens, stream);
 }
 
+static yard_status check_received(yard_ep *ep, const void *expert_x, const float *expert_x_scale,
+                                  const int32_t *expert_count, const int32_t *row_index)
+{
+    const bool in_place = ep->config.layout == YARD_EP_FLAT_IN_PLACE;
+
+    if (!row_index && is_flat(&ep->config))
+        return yard_fail(&ep->err, YARD_EINVAL,
+                         "dispatch_recv: row_index: the flat layout needs "
+                         "it, got NULL");
+    if (in_place && (expert_x || expert_x_scale))
+        return yard_fail(
+            &ep->err, YARD_EINVAL,
+            "dispatch_recv: expert_x, expert_x_scale: want NULL, for rows in place are "
+            "at yard_ep_expert_x(), got a buffer");
+    if (!in_place && (expert_x_scale != NULL) != (ep->config.dispatch == YARD_EP_FP8))
+        return yard_fail(&ep->err, YARD_EINVAL,
+                         "dispatch_recv: expert_x_scale: want it exactly "
+                         "when dispatch is FP8");
+    if ((!in_place && !expert_x) || !expert_count)
+        return yard_fail(&ep->err, YARD_EINVAL,
+                         "dispatch_recv: expert_x, expert_count: want buffers, got NULL");
+    return YARD_OK;
+}
+
 yard_status yard_ep_dispatch_recv(yard_ep_round *round, void *expert_x, float *expert_x_scale,
                                   int32_t *expert_count, int32_t *row_index, yard_stream stream)
 {
     yard_ep *ep = round->ep;
-    const yard_status st = yard_ep_enter(round, ROUND_DISPATCH_SENT, "dispatch_recv");
+    yard_status st = yard_ep_enter(round, ROUND_DISPATCH_SENT, "dispatch_recv");
 
+    if (st == YARD_OK)
+        st = check_received(ep, expert_x, expert_x_scale, expert_count, row_index);
     if (st != YARD_OK)
         return st;
-    if (!row_index && ep->config.layout == YARD_EP_FLAT)
-        return yard_fail(&ep->err, YARD_EINVAL,
-                         "dispatch_recv: row_index: the flat layout needs "
-                         "it, got NULL");
-    if ((expert_x_scale != NULL) != (ep->config.dispatch == YARD_EP_FP8))
-        return yard_fail(&ep->err, YARD_EINVAL,
-                         "dispatch_recv: expert_x_scale: want it exactly "
-                         "when dispatch is FP8");
-    if (!expert_x || !expert_count)
-        return yard_fail(&ep->err, YARD_EINVAL,
-                         "dispatch_recv: expert_x, expert_count: want buffers, got NULL");
     return ep->backend->dispatch_recv(round, expert_x, expert_x_scale, expert_count, row_index,
                                       stream);
 }

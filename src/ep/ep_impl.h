@@ -27,6 +27,13 @@
  * reads them in the sender's staging, once the header says that they are there. It does so in
  * dispatch_recv, before its combine header, so (4) holds as it stands.
  *
+ * Tokens in place (layout FLAT_IN_PLACE). Rows of dispatch are always put, also to ranks that would
+ * see them, and own rows are packed where they land: one base serves all. The caller reads them
+ * between dispatch_recv n and the call of combine_send n, and the combine header n leaves in that
+ * call, so (1) holds as it stands: it is the caller now who last read what dispatch n brought. The
+ * own landing place is staging as well; it has one writer, this rank, which packs n + 1 after its
+ * combine_recv n (4).
+ *
  * Results in place (config.expert_y_in_place). expert_y lies in the heap of the rank that made it,
  * and the owner of a token, where it sees that heap, reads it there, in combine_recv. A partial sum
  * is made over the first of its rows. What travels is the list of rows, one put for each peer,
@@ -141,6 +148,8 @@ typedef struct ep_backend {
     yard_status (*open)(yard_ep *ep, yard_error *err); /* the fabric is there; sets ep->rounds */
     void (*close)(yard_ep *ep);                        /* half-opened ones too; may be NULL */
     void (*look)(yard_ep *ep); /* sets ep->status if something failed meanwhile; may be NULL */
+    const void *(*expert_x)(const yard_ep_round *round, size_t *pitch_bytes,
+                            size_t *scale_at_bytes); /* rows in place only */
     yard_status (*dispatch_send)(yard_ep_round *round, const void *x, const float *x_scale,
                                  const int32_t *expert, const float *weight,
                                  const int32_t *n_tokens, yard_stream stream);

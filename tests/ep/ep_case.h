@@ -177,6 +177,7 @@ typedef struct case_buffers {
     float *x_scale, *expert_x_scale, *weight, *want;
     int32_t *expert, *count, *row_index;
     uint8_t *expert_x, *expert_y, *y;
+    uint64_t hash; /* of the rows in place, as they were received */
     yard_ep_capacity capacity;
 } case_buffers;
 
@@ -303,19 +304,65 @@ static inline bool case_send(case_rank *r, uint32_t i, uint32_t step)
     return case_call(r, "dispatch_send", step, st);
 }
 
-static inline bool case_check_row(case_rank *r, uint32_t step, const case_buffers *b, size_t at,
+/* Where received rows are: in the caller's buffers, or where they landed. */
+typedef struct case_rows {
+    const uint8_t *x, *scale;
+    size_t pitch_bytes, scale_pitch_bytes;
+} case_rows;
+
+static inline bool case_in_place(const ep_case *c)
+{
+    return c->config.layout == YARD_EP_FLAT_IN_PLACE;
+}
+
+static inline case_rows case_received(const case_rank *r, uint32_t i)
+{
+    const yard_ep_config *g = &r->c->config;
+    case_rows rows = { r->b[i].expert_x, (const uint8_t *)r->b[i].expert_x_scale,
+                       g->hidden * case_bytes(g->dispatch),
+                       yard_group_count(g->hidden) * sizeof(float) };
+    size_t scale_at = 0;
+
+    if (!case_in_place(r->c))
+        return rows;
+    rows.x = yard_ep_expert_x(yard_ep_get_round(r->ep, i), &rows.pitch_bytes, &scale_at);
+    rows.scale = rows.x + scale_at;
+    rows.scale_pitch_bytes = rows.pitch_bytes;
+    return rows;
+}
+
+static inline bool case_check_row(case_rank *r, uint32_t step, const case_rows *rows, size_t at,
                                   const case_row *row)
 {
     const yard_ep_config *g = &r->c->config;
     const size_t n_bytes = g->hidden * case_bytes(g->dispatch);
 
-    if (memcmp(b->expert_x + at * n_bytes, row->bytes, n_bytes) != 0)
+    if (memcmp(rows->x + at * rows->pitch_bytes, row->bytes, n_bytes) != 0)
         CASE_FAIL(r, "rank %u step %u: row %zu of expert_x differs", r->rank, step, at);
-    if (g->dispatch == YARD_EP_FP8 &&
-        memcmp(b->expert_x_scale + at * yard_group_count(g->hidden), row->scale,
-               yard_group_count(g->hidden) * sizeof(float)) != 0)
+    if (g->dispatch == YARD_EP_FP8 && memcmp(rows->scale + at * rows->scale_pitch_bytes, row->scale,
+                                             yard_group_count(g->hidden) * sizeof(float)) != 0)
         CASE_FAIL(r, "rank %u step %u: scales of row %zu differ", r->rank, step, at);
     return true;
+}
+
+/* Of all rows in place that row_index names. */
+static inline uint64_t case_hash(const case_rank *r, uint32_t i)
+{
+    const yard_ep_config *g = &r->c->config;
+    const case_rows rows = case_received(r, i);
+    const case_buffers *b = &r->b[i];
+    uint64_t hash = 0;
+
+    for (uint32_t e = 0, first = 0; e < r->n_local; e++) {
+        for (int32_t n = 0; n < b->count[e]; n++) {
+            const uint8_t *row =
+                rows.x + (size_t)b->row_index[first + (uint32_t)n] * rows.pitch_bytes;
+            for (size_t j = 0; j < g->hidden * case_bytes(g->dispatch); j++)
+                hash = hash * 0x100000001b3u + row[j];
+        }
+        first += (uint32_t)yard_align_up((size_t)b->count[e], g->row_align);
+    }
+    return hash;
 }
 
 /* Receives, compares with the definition, and computes expert_y. */
@@ -324,17 +371,21 @@ static inline bool case_receive(case_rank *r, uint32_t i, uint32_t step)
     const ep_case *c = r->c;
     const yard_ep_config *g = &c->config;
     case_buffers *b = &r->b[i];
-    const bool flat = g->layout == YARD_EP_FLAT;
+    const bool flat = g->layout == YARD_EP_FLAT, in_place = case_in_place(c);
+    const bool has_scales = g->dispatch == YARD_EP_FP8 && !in_place;
     size_t first = 0, flat_row = 0;
+    case_rows rows = { 0 };
     int32_t *next = calloc(r->n_local, sizeof(*next));
     bool ok = true;
 
     memset(b->expert_x, 0xdd, b->capacity.expert_x_rows * g->hidden * case_bytes(g->dispatch));
     if (!case_call(r, "dispatch_recv", step,
-                   yard_ep_dispatch_recv(yard_ep_get_round(r->ep, i), b->expert_x,
-                                         g->dispatch == YARD_EP_FP8 ? b->expert_x_scale : NULL,
-                                         b->count, b->row_index, NULL)))
+                   yard_ep_dispatch_recv(yard_ep_get_round(r->ep, i), in_place ? NULL : b->expert_x,
+                                         has_scales ? b->expert_x_scale : NULL, b->count,
+                                         b->row_index, NULL)))
         ok = false;
+    if (ok)
+        rows = case_received(r, i);
     if (ok) /* what peers read of the last results, they have read */
         memset(b->expert_y, 0xee, b->capacity.expert_y_rows * g->hidden * case_bytes(g->combine));
     for (uint32_t e = 0; ok && e < r->n_local; e++) {
@@ -351,17 +402,21 @@ static inline bool case_receive(case_rank *r, uint32_t i, uint32_t step)
             case_routing(c, step, group, t, expert, weight);
             for (uint32_t k = 0; ok && k < g->top_k; k++) {
                 const int32_t e = expert[k] - (int32_t)(r->rank * r->n_local);
+                const size_t origin = group * g->max_tokens + t;
                 int32_t at;
                 if (expert[k] < 0 || e < 0 || e >= (int32_t)r->n_local)
                     continue;
                 here = true;
                 at = next[e]++;
-                ok = flat ? b->row_index[at] == (int32_t)flat_row
-                          : b->row_index[at] == (int32_t)(group * g->max_tokens + t);
+                ok = b->row_index[at] == (int32_t)(flat ? flat_row : origin);
                 if (!ok)
                     snprintf(r->failure, sizeof(r->failure), "rank %u step %u: row_index[%d] is %d",
                              r->rank, step, at, b->row_index[at]);
-                ok = ok && case_check_row(r, step, b, flat ? flat_row : (size_t)at, &row);
+                ok = ok && case_check_row(r, step, &rows,
+                                          flat       ? flat_row
+                                          : in_place ? origin
+                                                     : (size_t)at,
+                                          &row);
                 for (uint32_t j = 0; j < g->hidden; j++) {
                     const float y = case_expert(c, &row, expert[k], j);
                     const size_t to = (size_t)at * g->hidden + j;
@@ -384,6 +439,7 @@ static inline bool case_receive(case_rank *r, uint32_t i, uint32_t step)
         first += yard_align_up((size_t)b->count[e], g->row_align);
     }
     free(next);
+    b->hash = ok && in_place ? case_hash(r, i) : 0;
     return ok;
 }
 
@@ -391,8 +447,11 @@ static inline bool case_return(case_rank *r, uint32_t i, uint32_t step)
 {
     const yard_ep_config *g = &r->c->config;
     case_buffers *b = &r->b[i];
-    const yard_status st = yard_ep_combine_send(yard_ep_get_round(r->ep, i), b->expert_y, NULL);
+    yard_status st;
 
+    if (case_in_place(r->c) && case_hash(r, i) != b->hash)
+        CASE_FAIL(r, "rank %u step %u: rows in place changed before combine_send", r->rank, step);
+    st = yard_ep_combine_send(yard_ep_get_round(r->ep, i), b->expert_y, NULL);
     if (!g->expert_y_in_place)
         memset(b->expert_y, 0xee, b->capacity.expert_y_rows * g->hidden * case_bytes(g->combine));
     return case_call(r, "combine_send", step, st);
@@ -488,7 +547,7 @@ static inline ep_case case_from_seed(uint64_t seed, uint32_t n_ranks, uint32_t m
     g->combine = (yard_ep_dtype)PICK(2);
     g->output = (yard_ep_dtype)PICK(2);
     g->mode = (yard_ep_combine)PICK(2);
-    g->layout = (yard_ep_layout)PICK(2);
+    g->layout = (yard_ep_layout)PICK(3);
     g->ue8m0 = PICK(2);
     g->expert_y_in_place = PICK(2);
     c.crowd = PICK(6) > 3 ? PICK(4) : 0;

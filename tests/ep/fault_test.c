@@ -79,6 +79,8 @@ static void run_faulty(const yard_fabric_config *config, void *ctx)
     fabric.ranks_per_node = fault->per_node;
     c.config.fabric_config = &fabric;
     c.config.node_copies = fault->per_node > 0;
+    if (c.config.node_copies)
+        c.config.layout = YARD_EP_FLAT;
     c.config.timeout_us = fault->timeout_us;
     if (yard_ep_create(&ep, &c.config, &err) != YARD_OK) {
         fprintf(stderr, "rank %u: %s\n", config->rank, err.message);

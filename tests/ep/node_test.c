@@ -152,6 +152,7 @@ static void run_suite(const yard_fabric_config *base, void *ctx)
         char meet[128];
 
         c.config.node_copies = true;
+        c.config.layout = (yard_ep_layout)(i % 2); /* rows in place go without */
         if (suite->change)
             suite->change(&c);
         snprintf(meet, sizeof(meet), "%s-%u", base->rendezvous, i);
@@ -205,6 +206,7 @@ static void refusing_rank(const yard_fabric_config *base, void *ctx)
     config.transport = "tcp";
     config.ranks_per_node = 2;
     c.config.node_copies = true;
+    c.config.layout = YARD_EP_FLAT;
     c.config.fabric_config = &config;
     CHECK(yard_ep_create(&ep, &c.config, &err) == YARD_ENOTSUP);
     CHECK_TEXT(err.message, "node_copies");
@@ -220,6 +222,7 @@ static void mixed_configs_rank(const yard_fabric_config *base, void *ctx)
 
     (void)ctx;
     c.config.node_copies = base->rank == 1;
+    c.config.layout = YARD_EP_FLAT;
     c.config.fabric_config = &config;
     CHECK(yard_ep_create(&ep, &c.config, &err) == YARD_EINVAL);
     CHECK_TEXT(err.message, "node_copies 0");

@@ -126,6 +126,38 @@ static void repeated_experts_are_refused(void **state)
     yard_ep_destroy(ep);
 }
 
+/* Rows in place belong to the library. */
+static void buffers_for_rows_in_place_are_refused(void **state)
+{
+    yard_ep_config config = tiny_config();
+    float x[24] = { 0 }, weight[6] = { 0 }, rows[64], y[24];
+    int32_t expert[6] = { 0, 1, 2, 3, 0, 1 }, count[4], row_index[16], n = 3;
+    size_t pitch_bytes = 0, scale_at_bytes = 0;
+    yard_ep_round *round;
+    yard_ep *ep = alone(&config);
+
+    (void)state;
+    assert_null(yard_ep_expert_x(yard_ep_get_round(ep, 0), &pitch_bytes, &scale_at_bytes));
+    yard_ep_destroy(ep);
+    config.layout = YARD_EP_FLAT_IN_PLACE;
+    ep = alone(&config);
+    round = yard_ep_get_round(ep, 0);
+    assert_non_null(yard_ep_expert_x(round, &pitch_bytes, &scale_at_bytes));
+    assert_int_equal(pitch_bytes % 16, 0);
+    assert_int_equal(yard_ep_dispatch_send(round, x, NULL, expert, weight, &n, NULL), YARD_OK);
+    assert_int_equal(yard_ep_dispatch_recv(round, rows, NULL, count, row_index, NULL), YARD_EINVAL);
+    assert_string_equal(yard_ep_error(ep),
+                        "dispatch_recv: expert_x, expert_x_scale: want NULL, for rows in place are "
+                        "at yard_ep_expert_x(), got a buffer");
+    assert_int_equal(yard_ep_dispatch_recv(round, NULL, rows, count, row_index, NULL), YARD_EINVAL);
+    assert_int_equal(yard_ep_dispatch_recv(round, NULL, NULL, count, NULL, NULL), YARD_EINVAL);
+    assert_int_equal(yard_ep_dispatch_recv(round, NULL, NULL, count, row_index, NULL), YARD_OK);
+    assert_int_equal(row_index[0], 0);
+    assert_int_equal(yard_ep_combine_send(round, rows, NULL), YARD_OK);
+    assert_int_equal(yard_ep_combine_recv(round, y, NULL), YARD_OK);
+    yard_ep_destroy(ep);
+}
+
 static void wrong_configs_are_refused(void **state)
 {
     yard_ep_config config = tiny_config();
@@ -150,6 +182,14 @@ static void wrong_configs_are_refused(void **state)
     assert_int_equal(capacity.expert_y_rows, 2 * 3 * 2);
     config.size = 4;
     assert_int_equal(yard_ep_capacity_of(&config, 2, &capacity, &err), YARD_EINVAL);
+    config = tiny_config();
+    config.layout = YARD_EP_FLAT_IN_PLACE;
+    assert_int_equal(yard_ep_capacity_of(&config, 2, &capacity, &err), YARD_OK);
+    assert_int_equal(capacity.expert_x_rows, 2 * 3);
+    config.node_copies = true;
+    assert_int_equal(yard_ep_capacity_of(&config, 2, &capacity, &err), YARD_EINVAL);
+    assert_string_equal(err.message, "ep config: node_copies: want false with rows in place, got "
+                                     "true: rows for a node land at one of its ranks");
     config = tiny_config();
     config.row_align = 4096; /* rows are numbered by int32_t, those of the alignment too */
     config.n_experts = 1 << 20;
@@ -328,6 +368,7 @@ int main(void)
         cmocka_unit_test(wrong_calls_are_refused),
         cmocka_unit_test(limits_are_kept),
         cmocka_unit_test(repeated_experts_are_refused),
+        cmocka_unit_test(buffers_for_rows_in_place_are_refused),
         cmocka_unit_test(wrong_configs_are_refused),
         cmocka_unit_test(uninitialised_configs_are_refused),
         cmocka_unit_test(differing_configs_are_refused),

@@ -292,7 +292,7 @@ static void any_schedule_gives_the_definition(void **state)
     for (uint32_t i = 0; i < n; i++) {
         ep_case c = case_from_seed(i, 1 + i % 5, 40);
 
-        c.config.node_copies = i % 3 == 0;
+        c.config.node_copies = i % 3 == 0 && !case_in_place(&c);
         explore(&c, i, failure, sizeof(failure));
         if (failure[0])
             fail_msg("%s", failure);
@@ -317,6 +317,7 @@ static void many_schedules_of_one_case(void **state)
     c.config.mode = YARD_EP_EXACT;
     for (uint32_t i = 0; i < n; i++) {
         c.config.expert_y_in_place = i % 2;
+        c.config.layout = i / 2 % 2 ? YARD_EP_FLAT_IN_PLACE : YARD_EP_EXPERT_MAJOR;
         explore(&c, 100000 + i, failure, sizeof(failure));
         if (failure[0])
             fail_msg("%s", failure);
@@ -339,6 +340,7 @@ static void many_schedules_of_node_copies(void **state)
         c.config.n_rounds = 2;
         c.config.max_tokens = 2;
         c.config.node_copies = true;
+        c.config.layout = (yard_ep_layout)(i % 2); /* not in place */
         c.n_steps = 6;
         c.crowd = i % 3 ? 2 : 0;
         c.taste = i % 3 ? 0 : 2;

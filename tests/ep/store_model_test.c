@@ -16,20 +16,22 @@
 enum { MAX_R = 3, N_EXCHANGES = 6, N_WALKS = 3000 };
 
 /* Stores of one exchange, each with a place for every (receiver, sender). HEADER stands for counts
- * and ids, ROW has a flag or proves itself, DONE is the packet of combine. */
+ * and ids, ROW has a flag or proves itself, FLAG stands for a source's count of rows in place, too,
+ * DONE is the packet of combine. */
 typedef enum kind { HEADER, WEIGHT, ROW, FLAGGED_ROW, FLAG, RESULT, DONE, N_KINDS } kind;
 
-/* Where a rank is; all but SEND go peer by peer. */
-typedef enum phase { SEND, RECEIVE, RETURN, FINISH } phase;
+/* Where a rank is; all but SEND go peer by peer. In READ the caller reads rows in place. */
+typedef enum phase { SEND, RECEIVE, READ, RETURN, FINISH } phase;
 
 typedef enum flaw {
     SOUND,
-    NO_DONE_WAIT, /* combine_recv takes its results and goes on */
-    EARLY_DONE,   /* the packet of combine leaves before all rows were read */
-    FLAG_AHEAD,   /* a flag may overtake its row */
-    NO_POISON,    /* places of rows are not poisoned again */
-    ONE_PLACE,    /* rows with and without flags share places */
-    MOVED_WEIGHTS /* weights of a sender lie in another place each time */
+    NO_DONE_WAIT,  /* combine_recv takes its results and goes on */
+    EARLY_DONE,    /* the packet of combine leaves before all rows were read */
+    FLAG_AHEAD,    /* a flag may overtake its row */
+    NO_POISON,     /* places of rows are not poisoned again */
+    ONE_PLACE,     /* rows with and without flags share places */
+    MOVED_WEIGHTS, /* weights of a sender lie in another place each time */
+    LATE_READ      /* rows in place are read behind combine_send */
 } flaw;
 
 typedef struct place {
@@ -46,6 +48,7 @@ typedef struct rank {
 typedef struct model {
     uint32_t n_ranks;
     flaw flaw;
+    bool in_place;
     bool flags[N_EXCHANGES + 1]; /* whether rows have flags or prove themselves */
     uint64_t state;
     rank ranks[MAX_R];
@@ -177,9 +180,17 @@ static bool receive(model *m, uint32_t self, uint32_t from)
         return false;
     if (row && !take(m, proof, self, from, !flags))
         return false;
-    if (row && flags && !take(m, FLAGGED_ROW, self, from, false))
+    if (row && flags && !m->in_place && !take(m, FLAGGED_ROW, self, from, false))
         wrong(m, "a flag came before its row");
     return take(m, HEADER, self, from, false);
+}
+
+static bool read_in_place(model *m, uint32_t self, uint32_t from)
+{
+    if (m->in_place && m->routed[m->ranks[self].exchange][from][self] &&
+        !take(m, FLAGGED_ROW, self, from, false))
+        wrong(m, "a row in place is not there");
+    return true;
 }
 
 /* The packets leave first: weights are read behind them. */
@@ -199,6 +210,8 @@ static bool finish(model *m, uint32_t self, uint32_t from)
     const place *done = &m->places[DONE][self][from];
     const bool expected = m->routed[m->ranks[self].exchange][self][from];
 
+    if (m->flaw == LATE_READ)
+        read_in_place(m, self, from);
     if (m->flaw == NO_DONE_WAIT)
         return !expected || take(m, RESULT, self, from, true);
     if (done->value != m->ranks[self].exchange ||
@@ -222,6 +235,7 @@ static bool step(model *m, uint32_t self)
         return true;
     }
     moved = r->at == RECEIVE  ? receive(m, self, peer)
+            : r->at == READ   ? m->flaw == LATE_READ || read_in_place(m, self, peer)
             : r->at == RETURN ? give_back(m, self, peer)
                               : finish(m, self, peer);
     if (moved && ++r->peer == m->n_ranks - 1)
@@ -246,19 +260,21 @@ static bool land_any(model *m, uint32_t patience)
     return any;
 }
 
-typedef enum rows { PROVING, FLAGGED, MIXED, N_ROWS } rows;
+typedef enum rows { PROVING, FLAGGED, MIXED, IN_PLACE, N_ROWS } rows;
 
 /* One order of events; NULL: no mistake. Ranks and stores are slow by turns. */
 static const char *walk(uint32_t n_ranks, rows kind_of_rows, flaw f, uint64_t seed)
 {
-    model m = { .n_ranks = n_ranks, .flaw = f, .state = seed * 2 + 1 };
+    model m = {
+        .n_ranks = n_ranks, .flaw = f, .in_place = kind_of_rows == IN_PLACE, .state = seed * 2 + 1
+    };
     uint32_t n_idle = 0, density;
 
     for (int i = 0; i < 20; i++)
         draw(&m, 2);
     density = 1 + draw(&m, 4);
     for (uint32_t e = 1; e <= N_EXCHANGES; e++) {
-        m.flags[e] = kind_of_rows == MIXED ? draw(&m, 2) : kind_of_rows == FLAGGED;
+        m.flags[e] = kind_of_rows == MIXED ? draw(&m, 2) : kind_of_rows != PROVING;
         for (uint32_t i = 0; i < MAX_R * MAX_R; i++)
             m.routed[e][i / MAX_R][i % MAX_R] = draw(&m, 4) < density;
     }
@@ -316,6 +332,8 @@ static void mistakes_are_found(void **state)
     assert_non_null(walk_all(2, FLAGGED, FLAG_AHEAD));
     assert_non_null(walk_all(2, PROVING, NO_POISON));
     assert_non_null(walk_all(2, MIXED, ONE_PLACE));
+    assert_non_null(walk_all(2, IN_PLACE, FLAG_AHEAD));
+    assert_non_null(walk_all(2, IN_PLACE, LATE_READ));
 }
 
 int main(void)

@@ -146,6 +146,15 @@ static void choose_places(yard_ep *ep)
     }
 }
 
+static const void *expert_x(const yard_ep_round *round, size_t *pitch_bytes, size_t *scale_at_bytes)
+{
+    const yard_ep *ep = round->ep;
+
+    *pitch_bytes = ep->dispatch_row_bytes;
+    *scale_at_bytes = yard_align_up(ep->payload_bytes, 4);
+    return ep_heap(ep, round->heap.dispatch_rows);
+}
+
 static yard_status check(const yard_ep *ep, yard_error *err)
 {
     (void)ep;
@@ -172,6 +181,7 @@ const ep_backend yard_ep_cpu = {
     .check = check,
     .heap_bytes = heap_bytes,
     .open = open_cpu,
+    .expert_x = expert_x,
     .dispatch_send = yard_ep_cpu_dispatch_send,
     .dispatch_recv = yard_ep_cpu_dispatch_recv,
     .combine_send = yard_ep_cpu_combine_send,

@@ -117,6 +117,30 @@ static uint32_t destinations_of(yard_ep *ep, const int32_t *expert,
     return n;
 }
 
+static bool rows_land(const yard_ep *ep)
+{
+    return ep->config.layout == YARD_EP_FLAT_IN_PLACE;
+}
+
+/* Whether rows between that rank and this one stay where they were packed. */
+static bool reads_at_source(const yard_ep *ep, uint32_t rank)
+{
+    return ep->seen[rank] && !rows_land(ep);
+}
+
+static yard_sym landing_at(const yard_ep_round *round, uint32_t group, uint32_t t)
+{
+    return round->heap.dispatch_rows +
+           ((yard_sym)group * round->ep->config.max_tokens + t) * round->ep->dispatch_row_bytes;
+}
+
+/* Where a row of this rank is packed. */
+static yard_sym packed_at(const yard_ep_round *round, uint32_t t)
+{
+    return rows_land(round->ep) ? landing_at(round, round->ep->group, t)
+                                : round->heap.stage_rows + t * round->ep->dispatch_row_bytes;
+}
+
 /* One copy to each relay, that is: to each rank, or to each other node. Ranks that see this one's
  * heap read the row where it was packed. */
 static yard_status put_row(yard_ep_round *round, yard_sym dst, const void *row,
@@ -132,7 +156,7 @@ static yard_status put_row(yard_ep_round *round, yard_sym dst, const void *row,
 
         if (!ep->target[ranks[i]])
             continue; /* had it with another's */
-        if (ep->seen[ranks[i]]) {
+        if (reads_at_source(ep, ranks[i])) {
             ep->stats.n_rows_in_place++;
             continue;
         }
@@ -157,9 +181,7 @@ static yard_status put_row(yard_ep_round *round, yard_sym dst, const void *row,
 static yard_status send_token(yard_ep_round *round, const void *x, const float *x_scale, uint32_t t)
 {
     yard_ep *ep = round->ep;
-    const yard_sym slot =
-        ((yard_sym)ep->group * ep->config.max_tokens + t) * ep->dispatch_row_bytes;
-    uint8_t *row = ep_heap(ep, round->heap.stage_rows + t * ep->dispatch_row_bytes);
+    uint8_t *row = ep_heap(ep, packed_at(round, t));
     uint32_t ranks[YARD_EP_MAX_TOP_K];
     bool here;
     const uint32_t n =
@@ -172,7 +194,7 @@ static yard_status send_token(yard_ep_round *round, const void *x, const float *
         add_entry(round, ep->rank, t);
     for (uint32_t i = 0; i < n; i++)
         add_entry(round, ranks[i], t);
-    return put_row(round, round->heap.dispatch_rows + slot, row, ranks, n);
+    return put_row(round, landing_at(round, ep->group, t), row, ranks, n);
 }
 
 static yard_status send_headers(yard_ep_round *round)
@@ -252,7 +274,7 @@ static yard_status wait_arrivals(yard_ep_round *round)
     for (uint32_t s = 0; s < ep->n_ranks; s++) {
         yard_status st = yard_fabric_wait_until(ep->fabric, round->heap.sig_header + s * 8,
                                                 round->epoch, s, until);
-        if (st == YARD_OK && s != ep->rank && !ep->seen[s]) {
+        if (st == YARD_OK && s != ep->rank && !reads_at_source(ep, s)) {
             round->rows_seen[s] += header_of(round, s)->n_sent;
             st = yard_fabric_wait_relayed(
                 ep->fabric, round->heap.sig_rows + s * 8, round->rows_seen[s], s,
@@ -291,14 +313,12 @@ static const uint8_t *row_of(const yard_ep_round *round, uint32_t source, uint32
                              uint32_t t)
 {
     const yard_ep *ep = round->ep;
-    const yard_sym at = round->heap.dispatch_rows +
-                        ((yard_sym)group * ep->config.max_tokens + t) * ep->dispatch_row_bytes;
-    const yard_sym staged = round->heap.stage_rows + t * ep->dispatch_row_bytes;
+    const yard_sym at = landing_at(round, group, t);
 
     if (source == ep->rank)
-        return ep_heap(ep, staged);
-    if (ep->seen[source])
-        return yard_fabric_view(ep->fabric, source, staged);
+        return ep_heap(ep, packed_at(round, t));
+    if (reads_at_source(ep, source))
+        return yard_fabric_view(ep->fabric, source, packed_at(round, t));
     if (ep->relay_from[source] == ep->rank)
         return ep_heap(ep, at);
     return yard_fabric_view(ep->fabric, ep->relay_from[source], at);
@@ -379,14 +399,14 @@ static void fan_out(yard_ep_round *round, void *expert_x, float *expert_x_scale,
         const arrival *a = &round->arrivals[i];
         const int32_t origin = (int32_t)(a->group * ep->config.max_tokens + a->token);
 
-        if (flat)
+        if (flat) /* else once for each expert, or never */
             copy_out(ep, a->row, i, expert_x, expert_x_scale);
         for (uint32_t k = 0; k < ep->config.top_k; k++) {
             const int32_t e = ep_local_expert(ep, ep_entry_experts(a->entry)[k]);
             if (e < 0)
                 continue;
             const int32_t row = ep->cursor[e]++;
-            if (!flat)
+            if (!flat && !rows_land(ep))
                 copy_out(ep, a->row, (size_t)row, expert_x, expert_x_scale);
             if (row_index)
                 row_index[row] = flat ? (int32_t)i : origin;

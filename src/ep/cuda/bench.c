@@ -196,6 +196,11 @@ static void fill_gap(yard_ep_bench *b, const yard_ep_bench_plan *p)
         yard_ep_cuda_launch_busy(p->between_us, b->stream);
 }
 
+static bool in_place(const yard_ep_bench *b)
+{
+    return b->config.layout == YARD_EP_FLAT_IN_PLACE;
+}
+
 static yard_status make_call(yard_ep_bench *b, uint32_t set, call which)
 {
     const size_t first = (size_t)set * b->n_tokens, k = b->config.top_k;
@@ -208,7 +213,8 @@ static yard_status make_call(yard_ep_bench *b, uint32_t set, call which)
                                      b->expert + first * k, b->weight + first * k, b->device_tokens,
                                      s);
     case DISPATCH_RECV:
-        return yard_ep_dispatch_recv(b->round, b->expert_x, b->expert_x_scale, b->count,
+        return yard_ep_dispatch_recv(b->round, in_place(b) ? NULL : b->expert_x,
+                                     in_place(b) ? NULL : b->expert_x_scale, b->count,
                                      b->row_index, s);
     case COMBINE_SEND:
         return yard_ep_combine_send(b->round, b->expert_y, s);

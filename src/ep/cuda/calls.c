@@ -55,7 +55,7 @@ static bool apply_limit(const yard_ep_round *round, ep_cuda_args *a)
     return false;
 }
 
-/* Rows with flags are made and copied whole. */
+/* Rows with flags, or in place, are made and copied whole. */
 static void take_rows_whole(ep_cuda_args *a, ep_cuda_launch *l)
 {
     a->part_vectors = a->n_vectors;
@@ -237,7 +237,7 @@ static cudaError_t launch_flagged(const ep_cuda *cu, ep_cuda_args *a, ep_cuda_la
     l->n_blocks = a->n_local + 1;
     l->n_parts = 1;
     rc = cu->kernels->layout(a, l);
-    if (rc != cudaSuccess)
+    if (rc != cudaSuccess || a->in_place)
         return rc;
     take_rows_whole(a, l);
     /* No more than find room beside a send: the others would begin once it has ended. */

@@ -10,13 +10,17 @@
  *             words (*poison*), which valid data never has; the reader polls the words themselves
  *             and poisons the place again. Above, a flag a row that holds the epoch, written with
  *             release once the row is there. A group with flags has places of the first kind as
- *             well, for exchanges whose limit allows no more tokens.
+ *             well, for exchanges whose limit allows no more tokens. Rows in place have neither:
+ *             each source counts the blocks of its send that are through, in one word of every
+ *             rank.
  *   results   of combine, self-proving at any size; likewise finished rows for siblings.
  *
  * Why nothing waits for a barrier: the argument of ep_impl.h, with packets for its headers. Two
  * things are added. (a) Poisoning again is a local store of a kernel that ends before this rank
  * sends its next packets, which the peer has before it writes the place again. (b) Finished rows
- * for a sibling leave only after its combine packet of the same exchange has come.
+ * for a sibling leave only after its combine packet of the same exchange has come. Rows in place
+ * are read by kernels of the caller, which stand between dispatch_recv and combine_send and have
+ * ended before the latter sends its packets: to the argument they are a part of dispatch_recv.
  *
  * Epochs are two words of the device. Dispatch works on dispatch_epoch + 1, combine on
  * combine_epoch + 1. dispatch_send sets combine_epoch to dispatch_epoch, combine_send sets
@@ -115,6 +119,8 @@ typedef struct ep_cuda_args {
     uint64_t at_weights;  /* [slots][n_weight_packets] packets */
     uint64_t at_rows;     /* [slots] of row_pitch */
     uint64_t at_flags;    /* [slots] u32 */
+    uint64_t at_sent;     /* [n_ranks] u32, with rows in place: of each source, EP_CUDA_DONE a
+                             dispatch whose rows are all here; begins with all ones, one before 0 */
     uint64_t at_few_rows; /* [dp * few_tokens] of row_pitch, self-proving, in groups with flags */
     uint64_t at_results;  /* [max_tokens][top_k] of result_pitch */
     uint64_t at_outputs;  /* [max_tokens] of output_pitch; tp > 1 */
@@ -152,7 +158,8 @@ typedef struct ep_cuda_args {
     uint32_t poison_substitute;                /* for a payload word that looks like poison */
     ep_cuda_divisor by_local, by_dp, by_bound; /* n_local, dp, bound */
     uint64_t timeout_ns;
-    bool flat, ue8m0, output_bf16;
+    bool flat, in_place; /* flat: rows are copied out */
+    bool ue8m0, output_bf16;
     uint32_t no_bits; /* 0: see load_packet */
 
     /* this call */

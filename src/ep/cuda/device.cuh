@@ -129,6 +129,11 @@ DEVICE void store_release(uint32_t *p, uint32_t v)
     asm volatile("st.release.sys.global.u32 [%0], %1;" : : "l"(p), "r"(v) : "memory");
 }
 
+DEVICE void add_release(uint32_t *p, uint32_t n)
+{
+    asm volatile("red.release.sys.global.add.u32 [%0], %1;" : : "l"(p), "r"(n) : "memory");
+}
+
 DEVICE uint64_t now_ns(void)
 {
     uint64_t t;
@@ -151,11 +156,17 @@ DEVICE void let_successor_start(void)
 
 /* ---- grids that wait for each other ------------------------------------------------------ */
 
+/* What a block adds so that all together add EP_CUDA_DONE. */
+DEVICE uint32_t block_share(void)
+{
+    return blockIdx.x == 0 ? EP_CUDA_DONE - (gridDim.x - 1) : 1u;
+}
+
 /* By one thread of each block, when all of the block is done: *n grows by EP_CUDA_DONE. */
 DEVICE void count_block(uint32_t *n)
 {
     __threadfence(); /* with the barrier before it: what the block wrote comes first */
-    atomicAdd(n, blockIdx.x == 0 ? EP_CUDA_DONE - (gridDim.x - 1) : 1u);
+    atomicAdd(n, block_share());
 }
 
 DEVICE bool all_counted(const uint32_t *n, uint32_t epoch)

@@ -305,6 +305,15 @@ DEVICE void send_flags(const ep_cuda_args &a, const choice &c, uint32_t slot, ui
         store_release((uint32_t *)place(a, lane, a.at_flags + slot * 4ull), epoch);
 }
 
+/* Rows in place: by a whole block, when it has stored all of its rows. One release stands for all,
+ * where a flag a row would make each wait for the last. */
+DEVICE void tell_sent(const ep_cuda_args &a)
+{
+    for (uint32_t r = threadIdx.x; r < a.n_ranks; r += blockDim.x)
+        if (is_direct(a, r))
+            add_release((uint32_t *)place(a, r, a.at_sent + a.rank * 4ull), block_share());
+}
+
 /* The last warp sends the header, or the flags, while the others make rows. A block (t, y) begins
  * with token t and makes part y of its rows; with flags there is one part. The loads of the first
  * token are under way before its existence is known. */
@@ -374,13 +383,15 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS + WARP,
         }
         if (PUTS)
             put_row(a, c, slot, epoch);
-        if (FLAGS)
+        if (FLAGS && !a.in_place)
             send_flags(a, c, slot, epoch, last);
     }
     if (!FLAGS)
         return;
-    __syncthreads(); /* fan_out waits for this instead of the kernel's end */
-    if (threadIdx.x == 0)
+    __syncthreads(); /* all of the block's rows come before what is told of them */
+    if (a.in_place)
+        tell_sent(a);
+    else if (threadIdx.x == 0) /* fan_out waits for this instead of the kernel's end */
         count_block(&a.state->n_sent);
 }
 

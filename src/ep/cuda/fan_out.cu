@@ -1,5 +1,6 @@
 /* Dispatch, receiving many tokens: one kernel lays out the rows from all id packets, another copies
- * each row once its flag has come. */
+ * each row once its flag has come. Rows in place stay where they are: the first kernel waits for
+ * them, and there is no other. */
 #include "ep/cuda/device.cuh"
 
 enum {
@@ -215,43 +216,71 @@ DEVICE void finish_layout(const ep_cuda_args &a)
         count_block(&a.state->n_laid_out);
 }
 
+/* Rows in place: a thread a source. Kernels behind this one see what came before the words. */
+DEVICE void await_sources(const ep_cuda_args &a, uint32_t epoch)
+{
+    for (uint32_t r = threadIdx.x; r < a.n_ranks; r += blockDim.x) {
+        const uint32_t *sent = (const uint32_t *)place(a, a.rank, a.at_sent + r * 4ull);
+        waiting w = BEGIN_WAITING;
+
+        if (!is_direct(a, r)) {
+            await_signal(a, EP_SIGNAL_ROWS, r, (uint64_t)epoch * EP_CUDA_BATCH, EP_FAULT_DISPATCH);
+            continue;
+        }
+        while ((int32_t)(load_acquire(sent) + 1 - epoch * EP_CUDA_DONE) < 0)
+            if (!may_wait(a, &w, EP_FAULT_DISPATCH, r))
+                break;
+    }
+}
+
 /* A block for each local expert, one for the counts and, in the flat layout, the tokens. No block
  * waits for another: each counts the experts for itself. */
+template <typename ARGS> DEVICE void lay_out(const ARGS &a, layout_shared *s, uint32_t epoch)
+{
+    const bool places = blockIdx.x < a.n_local;
+
+    for (uint32_t i = threadIdx.x; i <= EP_CUDA_MAX_LOCAL; i += blockDim.x)
+        s->count[i] = 0;
+    if (threadIdx.x == 0)
+        s->failed = s->n_smaller = 0;
+    __syncthreads(); /* cleared before anybody adds */
+    if (!await_puts(a, EP_SIGNAL_HEADER, epoch, EP_FAULT_DISPATCH))
+        return;
+    await_counts(a, s, epoch);
+    __syncthreads(); /* the token counts */
+    if (!places)
+        for (uint32_t g = threadIdx.x; g < a.dp; g += blockDim.x)
+            a.arrived[g] = s->n_tokens[g * a.tp];
+    count_experts(a, s, !places || a.row_align > 1, blockIdx.x * 0x01010101u, epoch);
+    __syncthreads(); /* the rows of every expert */
+    if (s->failed)
+        return;
+    if (places)
+        place_expert(a, s, blockIdx.x);
+    else if (a.flat)
+        place_tokens(a, s);
+    if (!a.in_place)
+        finish_layout(a);
+    for (uint32_t e = threadIdx.x; !places && e < a.n_local; e += blockDim.x)
+        a.expert_count[e] = (int32_t)s->count[e];
+    if (!places && a.in_place)
+        await_sources(a, epoch);
+}
+
 template <typename ARGS>
 static __global__ void __maxnreg__(EP_CUDA_LAYOUT_REGISTERS)
     layout_kernel(const __grid_constant__ ARGS a)
 {
     static __shared__ layout_shared s;
     const uint32_t epoch = load_word(&a.state->dispatch_epoch) + 1, failed = load_word(a.error);
-    const bool places = blockIdx.x < a.n_local;
 
-    let_successor_start();
+    if (!a.in_place)
+        let_successor_start();
     dawdle(a, 4);
-    if (failed)
-        return;
-    for (uint32_t i = threadIdx.x; i <= EP_CUDA_MAX_LOCAL; i += blockDim.x)
-        s.count[i] = 0;
-    if (threadIdx.x == 0)
-        s.failed = s.n_smaller = 0;
-    __syncthreads(); /* cleared before anybody adds */
-    if (!await_puts(a, EP_SIGNAL_HEADER, epoch, EP_FAULT_DISPATCH))
-        return;
-    await_counts(a, &s, epoch);
-    __syncthreads(); /* the token counts */
-    if (!places)
-        for (uint32_t g = threadIdx.x; g < a.dp; g += blockDim.x)
-            a.arrived[g] = s.n_tokens[g * a.tp];
-    count_experts(a, &s, !places || a.row_align > 1, blockIdx.x * 0x01010101u, epoch);
-    __syncthreads(); /* the rows of every expert */
-    if (s.failed)
-        return;
-    if (places)
-        place_expert(a, &s, blockIdx.x);
-    else if (a.flat)
-        place_tokens(a, &s);
-    finish_layout(a);
-    for (uint32_t e = threadIdx.x; !places && e < a.n_local; e += blockDim.x)
-        a.expert_count[e] = (int32_t)s.count[e];
+    if (!failed)
+        lay_out(a, &s, epoch);
+    if (a.early && a.in_place)
+        wait_predecessor(); /* its end must mean that the send has ended, too */
 }
 
 cudaError_t yard_ep_cuda_launch_layout(const ep_cuda_args *a, const ep_cuda_launch *l)

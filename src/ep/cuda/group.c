@@ -65,6 +65,7 @@ static void describe_rows(const yard_ep *ep, bool puts, ep_cuda_args *a)
                            : c->dispatch == YARD_EP_BF16 ? 0xfffefffeu
                                                          : 0xfffffffeu;
     a->flat = c->layout == YARD_EP_FLAT;
+    a->in_place = c->layout == YARD_EP_FLAT_IN_PLACE;
     a->ue8m0 = c->ue8m0;
     a->output_bf16 = c->output == YARD_EP_BF16;
     a->bound = c->max_tokens;
@@ -74,10 +75,11 @@ static void describe_rows(const yard_ep *ep, bool puts, ep_cuda_args *a)
     a->row_slots = c->max_tokens;
 }
 
-/* Tokens whose rows can prove themselves. */
+/* Tokens whose rows can prove themselves. Rows in place cannot: who reads them last, the caller's
+ * kernels, would have to poison them again. */
 static uint32_t most_self_proving(const yard_ep *ep, const ep_cuda_args *a)
 {
-    const uint32_t most = EP_CUDA_MAX_SELF_PROVING / (ep->dp * a->n_id_packets);
+    const uint32_t most = a->in_place ? 0 : EP_CUDA_MAX_SELF_PROVING / (ep->dp * a->n_id_packets);
 
     return most < ep->config.self_proving_tokens ? most : ep->config.self_proving_tokens;
 }
@@ -126,7 +128,8 @@ static void lay_out_heap(const yard_ep *ep, bool puts, ep_cuda_args *a, yard_sym
     else
         a->at_ids = take(at, slots * a->n_id_packets * VECTOR_BYTES);
     a->at_weights = take(at, puts ? 0 : slots * a->n_weight_packets * VECTOR_BYTES);
-    a->at_flags = take(at, slots * sizeof(uint32_t));
+    a->at_flags = take(at, a->in_place ? 0 : slots * sizeof(uint32_t));
+    a->at_sent = take(at, a->in_place ? a->n_ranks * sizeof(uint32_t) : 0);
     a->at_rows = take(at, slots * a->row_pitch);
     a->at_few_rows = take(at, (uint64_t)a->dp * few_tokens(ep, puts, a) * a->row_pitch);
     a->at_results = take(at, (uint64_t)a->max_tokens * a->top_k * a->result_pitch);
@@ -374,6 +377,16 @@ static void look(yard_ep *ep)
     }
 }
 
+static const void *expert_x(const yard_ep_round *round, size_t *pitch_bytes, size_t *scale_at_bytes)
+{
+    const ep_cuda *cu = round->ep->impl;
+    const ep_cuda_args *a = &ep_cuda_round_of(round)->args;
+
+    *pitch_bytes = a->row_pitch;
+    *scale_at_bytes = a->scale_at;
+    return a->heap[a->rank] + a->at_rows + (cu->puts ? a->n_weight_packets * VECTOR_BYTES : 0);
+}
+
 const ep_backend yard_ep_cuda = {
     .name = "cuda",
     .transport = "device",
@@ -382,6 +395,7 @@ const ep_backend yard_ep_cuda = {
     .open = open_cuda,
     .close = close_cuda,
     .look = look,
+    .expert_x = expert_x,
     .dispatch_send = yard_ep_cuda_dispatch_send,
     .dispatch_recv = yard_ep_cuda_dispatch_recv,
     .combine_send = yard_ep_cuda_combine_send,

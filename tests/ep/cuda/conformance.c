@@ -81,6 +81,8 @@ static void run_batches(ep_gpu_report report, const named_batch *batches, size_t
     for (size_t i = 0; i < n; i++) {
         char device[32];
 
+        if (!ranks_wants(batches[i].name))
+            continue;
         snprintf(device, sizeof(device), "/dev/nvidia%u", batches[i].n_ranks - 1);
         if (ranks_transport && strstr(ranks_transport, "nvshmem") && access(device, F_OK) != 0 &&
             batches[i].n_ranks > 2) {

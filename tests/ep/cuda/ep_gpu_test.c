@@ -1,5 +1,6 @@
 /* Dispatch and combine on GPUs: ep_gpu_test [--seed N] [--scale PERCENT] [--transport NAME]
- * [SUITE...]. The last line is "N passed, N failed"; 77 without a GPU.
+ * [--only TEXT] [SUITE...]. TEXT: of stress, sane, timing and conformance those cases that have it
+ * in their name. The last line is "N passed, N failed"; 77 without a GPU.
  *
  *   conformance  random cases against the plain definition, bit for bit, buffers in line and askew
  *   stress       graphs of whole exchanges whose inputs and checks are made on the device, with and
@@ -19,7 +20,7 @@
 static uint32_t n_passed, n_failed;
 static uint64_t seed = 1;
 static double scale = 1.0; /* of the numbers of repeats */
-const char *ranks_transport;
+const char *ranks_transport, *ranks_only;
 
 static uint64_t started_us;
 
@@ -56,6 +57,7 @@ typedef struct stress_case {
     bool partial, late;
     uint32_t n_replays; /* of STRESS_STEPS exchanges */
     bool limits;        /* exchanges of few tokens among those of many */
+    bool in_place;      /* rows stay where they landed */
 } stress_case;
 
 static yard_ep *open_stress(const yard_fabric_config *fabric, const stress_case *c)
@@ -73,6 +75,7 @@ static yard_ep *open_stress(const yard_fabric_config *fabric, const stress_case 
     config.row_align = c->row_align;
     config.n_rounds = c->n_rounds;
     config.mode = c->partial ? YARD_EP_PARTIAL : YARD_EP_EXACT;
+    config.layout = c->in_place ? YARD_EP_FLAT_IN_PLACE : YARD_EP_EXPERT_MAJOR;
     config.self_proving_tokens = c->self_proving;
     config.timeout_us = 1500000;
     config.fabric_config = fabric;
@@ -94,6 +97,19 @@ static void *on_device(size_t n_bytes)
     return p;
 }
 
+/* Each round has places of its own for rows. */
+static stress with_rows_of(stress s, yard_ep_round *round)
+{
+    size_t scale_at_bytes = 0;
+
+    if (!s.in_place)
+        return s;
+    s.expert_x = (uint8_t *)(uintptr_t)yard_ep_expert_x(round, &s.pitch_bytes, &scale_at_bytes);
+    s.expert_x_scale = (float *)(void *)(s.expert_x + scale_at_bytes);
+    s.scale_pitch_bytes = s.pitch_bytes;
+    return s;
+}
+
 static stress make_stress(const yard_ep *ep, const stress_case *c)
 {
     const uint32_t groups = yard_group_count(c->hidden), t = c->max_tokens;
@@ -109,7 +125,10 @@ static stress make_stress(const yard_ep *ep, const stress_case *c)
                  .hidden = c->hidden,
                  .max_tokens = t,
                  .row_align = c->row_align,
-                 .partial = c->partial };
+                 .partial = c->partial,
+                 .in_place = c->in_place,
+                 .pitch_bytes = c->hidden,
+                 .scale_pitch_bytes = groups * sizeof(float) };
     const uint32_t some[] = { 0, c->self_proving, 1, t / 2, c->self_proving / 2 };
     yard_ep_capacity room;
 
@@ -131,16 +150,18 @@ static stress make_stress(const yard_ep *ep, const stress_case *c)
     return s;
 }
 
-static void enqueue_exchange(yard_ep *ep, const stress *s, uint32_t round_idx, uint32_t step,
+static void enqueue_exchange(yard_ep *ep, const stress *same, uint32_t round_idx, uint32_t step,
                              cudaStream_t stream)
 {
     yard_ep_round *round = yard_ep_get_round(ep, round_idx);
+    const stress of_round = with_rows_of(*same, round), *s = &of_round;
     const yard_stream st = (yard_stream)stream;
 
     CHECK_CUDA(stress_inputs(s, stream));
     CHECK_EP(ep, yard_ep_round_limit(round, s->limit[step % STRESS_STEPS]));
     CHECK_EP(ep, yard_ep_dispatch_send(round, s->x, NULL, s->expert, s->weight, s->n_tokens, st));
-    CHECK_EP(ep, yard_ep_dispatch_recv(round, s->expert_x, s->expert_x_scale, s->count,
+    CHECK_EP(ep, yard_ep_dispatch_recv(round, s->in_place ? NULL : s->expert_x,
+                                       s->in_place ? NULL : s->expert_x_scale, s->count,
                                        s->row_index, st));
     CHECK_CUDA(stress_experts(s, stream));
     CHECK_EP(ep, yard_ep_combine_send(round, s->expert_y, st));
@@ -206,43 +227,58 @@ static void run_stress(const yard_fabric_config *fabric, void *ctx)
 static void suite_stress(void)
 {
     const stress_case cases[] = {
-        { "late, self-proving, partial", 32, 7168, 64, 8, 1, 1, 128, 1, true, true, 60, false },
-        { "late, self-proving, exact", 32, 7168, 64, 8, 1, 1, 128, 1, false, true, 60, false },
-        { "late, 1 token", 1, 7168, 256, 8, 1, 1, 128, 1, true, true, 60, false },
-        { "late, 128 tokens", 128, 7168, 256, 8, 1, 1, 128, 1, true, true, 20, false },
-        { "late, flags, partial", 64, 7168, 64, 8, 1, 1, 0, 1, true, true, 60, false },
-        { "late, flags, aligned, exact", 64, 2048, 64, 8, 1, 16, 0, 2, false, true, 60, false },
-        { "late, many tokens", 600, 2048, 64, 8, 1, 1, 128, 1, true, true, 20, false },
-        { "late, few among many", 300, 2048, 64, 8, 1, 1, 64, 1, true, true, 60, true },
-        { "few among many, exact", 90, 1024, 32, 8, 1, 4, 20, 2, false, false, 1000, true },
-        { "late, aligned, two rounds", 16, 1024, 32, 4, 1, 8, 128, 2, true, true, 100, false },
-        { "self-proving, partial", 8, 512, 16, 4, 1, 1, 128, 1, true, false, 4000, false },
-        { "self-proving, exact", 16, 1024, 32, 8, 1, 1, 128, 1, false, false, 2000, false },
-        { "flags, partial", 32, 1024, 32, 8, 1, 1, 0, 1, true, false, 2000, false },
-        { "one instance of two ranks, late", 24, 1024, 32, 8, 2, 1, 128, 1, true, true, 60, false },
-        { "one instance of two ranks, exact", 24, 512, 32, 8, 2, 1, 0, 1, false, false, 1000,
+        { "late, self-proving, partial", 32, 7168, 64, 8, 1, 1, 128, 1, true, true, 60, false,
+          false },
+        { "late, self-proving, exact", 32, 7168, 64, 8, 1, 1, 128, 1, false, true, 60, false,
+          false },
+        { "late, 1 token", 1, 7168, 256, 8, 1, 1, 128, 1, true, true, 60, false, false },
+        { "late, 128 tokens", 128, 7168, 256, 8, 1, 1, 128, 1, true, true, 20, false, false },
+        { "late, flags, partial", 64, 7168, 64, 8, 1, 1, 0, 1, true, true, 60, false, false },
+        { "late, flags, aligned, exact", 64, 2048, 64, 8, 1, 16, 0, 2, false, true, 60, false,
+          false },
+        { "late, many tokens", 600, 2048, 64, 8, 1, 1, 128, 1, true, true, 20, false, false },
+        { "late, in place", 64, 7168, 64, 8, 1, 1, 128, 1, true, true, 60, .in_place = true },
+        { "late, in place, two rounds, exact", 300, 1024, 32, 8, 1, 4, 128, 2, false, true, 40,
+          .in_place = true },
+        { "in place, 1 token", 1, 1024, 32, 8, 1, 1, 128, 1, true, false, 2000, .in_place = true },
+        { "one instance of two ranks, late, in place", 24, 1000, 32, 8, 2, 1, 0, 1, true, true, 60,
+          .in_place = true },
+        { "late, few among many", 300, 2048, 64, 8, 1, 1, 64, 1, true, true, 60, true, false },
+        { "few among many, exact", 90, 1024, 32, 8, 1, 4, 20, 2, false, false, 1000, true, false },
+        { "late, aligned, two rounds", 16, 1024, 32, 4, 1, 8, 128, 2, true, true, 100, false,
+          false },
+        { "self-proving, partial", 8, 512, 16, 4, 1, 1, 128, 1, true, false, 4000, false, false },
+        { "self-proving, exact", 16, 1024, 32, 8, 1, 1, 128, 1, false, false, 2000, false, false },
+        { "flags, partial", 32, 1024, 32, 8, 1, 1, 0, 1, true, false, 2000, false, false },
+        { "one instance of two ranks, late", 24, 1024, 32, 8, 2, 1, 128, 1, true, true, 60, false,
+          false },
+        { "one instance of two ranks, exact", 24, 512, 32, 8, 2, 1, 0, 1, false, false, 1000, false,
           false },
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
-        outcome(ranks_run(2, run_stress, (void *)&cases[i]), "stress: %s, %llu exchanges",
-                cases[i].name, (uint64_t)(cases[i].n_replays * scale + 1) * STRESS_STEPS + 1);
+        if (ranks_wants(cases[i].name))
+            outcome(ranks_run(2, run_stress, (void *)&cases[i]), "stress: %s, %llu exchanges",
+                    cases[i].name, (uint64_t)(cases[i].n_replays * scale + 1) * STRESS_STEPS + 1);
 }
 
 /* Few exchanges of every kind of kernel, for compute-sanitizer. */
 static void suite_sane(void)
 {
     const stress_case cases[] = {
-        { "self-proving, partial", 3, 512, 16, 4, 1, 1, 128, 1, true, false, 0, false },
-        { "self-proving, exact, aligned", 3, 200, 16, 4, 1, 4, 128, 1, false, false, 0, false },
-        { "flags, partial", 5, 512, 16, 8, 1, 4, 0, 1, true, false, 0, false },
-        { "few among many", 9, 512, 16, 8, 1, 1, 4, 1, true, false, 0, true },
-        { "one instance of two ranks", 4, 256, 16, 4, 2, 1, 0, 1, false, false, 0, false },
+        { "self-proving, partial", 3, 512, 16, 4, 1, 1, 128, 1, true, false, 0, false, false },
+        { "self-proving, exact, aligned", 3, 200, 16, 4, 1, 4, 128, 1, false, false, 0, false,
+          false },
+        { "flags, partial", 5, 512, 16, 8, 1, 4, 0, 1, true, false, 0, false, false },
+        { "few among many", 9, 512, 16, 8, 1, 1, 4, 1, true, false, 0, true, false },
+        { "one instance of two ranks", 4, 256, 16, 4, 2, 1, 0, 1, false, false, 0, false, false },
+        { "in place", 5, 512, 16, 8, 1, 4, 0, 2, true, false, 0, .in_place = true },
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
-        outcome(ranks_run(2, run_stress, (void *)&cases[i]), "sane: %s, %llu exchanges",
-                cases[i].name, STRESS_STEPS + 1);
+        if (ranks_wants(cases[i].name))
+            outcome(ranks_run(2, run_stress, (void *)&cases[i]), "sane: %s, %llu exchanges",
+                    cases[i].name, STRESS_STEPS + 1);
 }
 
 /* ---- faults -------------------------------------------------------------------------------- */
@@ -254,9 +290,11 @@ typedef struct fault_case {
 } fault_case;
 
 /* For faults and groups that come and go; the second has flags. */
-static const stress_case fault_shape = { "", 16, 1024, 32, 8, 1, 1, 128, 1, true, false, 0, false };
+static const stress_case fault_shape = { "",  16, 1024, 32,    8, 1,     1,
+                                         128, 1,  true, false, 0, false, false };
 
-static const stress_case flagged_shape = { "", 40, 1024, 32, 8, 1, 1, 0, 1, true, false, 0, false };
+static const stress_case flagged_shape = { "", 40, 1024, 32,    8, 1,     1,
+                                           0,  1,  true, false, 0, false, false };
 
 /* Rank 1 exchanges until the parent ends it; rank 0 must notice within its deadline. */
 static void run_victim(const yard_fabric_config *fabric, void *ctx)
@@ -495,7 +533,7 @@ static int usage(const char *wrong)
 {
     fprintf(stderr,
             "ep_gpu_test: '%s'\nusage: ep_gpu_test [--seed N] [--scale PERCENT] [--transport NAME] "
-            "[SUITE...]\nby name only:",
+            "[--only TEXT] [SUITE...]\nby name only:",
             wrong);
     for (size_t i = 0; i < N_SUITES; i++)
         fprintf(stderr, "%s %s", i == N_BY_NAME_ONLY ? "\nand without a name all of:" : "",
@@ -526,6 +564,8 @@ int main(int argc, char **argv)
             scale = atof(argv[++i]) / 100;
         else if (!strcmp(argv[i], "--transport") && has_value)
             ranks_transport = argv[++i];
+        else if (!strcmp(argv[i], "--only") && has_value)
+            ranks_only = argv[++i];
         else if (want(wanted, argv[i]))
             any = true;
         else

@@ -10,6 +10,7 @@ typedef struct mirror {
     void *x, *expert_x, *expert_y, *y;
     float *x_scale, *weight, *expert_x_scale;
     int32_t *expert, *n_tokens, *count, *row_index;
+    uint8_t *landed; /* host: rows in place as they are now */
 } mirror;
 
 static struct {
@@ -61,6 +62,12 @@ static inline void mirror_open(const yard_ep_config *c, yard_ep *ep, uint32_t sk
             .expert_y = mirror_alloc(mirrors.capacity.expert_y_rows * h * 4),
             .y = mirror_alloc(t * h * 4),
         };
+    for (uint32_t i = 0; i < c->n_rounds && i < 4; i++) {
+        size_t pitch_bytes = 0, scale_at_bytes = 0;
+
+        if (yard_ep_expert_x(mirrors.rounds[i].round, &pitch_bytes, &scale_at_bytes))
+            mirrors.rounds[i].landed = malloc(mirrors.capacity.expert_x_rows * pitch_bytes);
+    }
 }
 
 static inline void mirror_close(void)
@@ -72,11 +79,12 @@ static inline void mirror_close(void)
                               m->expert_y, m->expert_x_scale, m->y };
         for (size_t j = 0; j < sizeof(all) / sizeof(all[0]); j++)
             mirror_free(all[j]);
+        free(m->landed);
     }
     CHECK_CUDA(cudaStreamDestroy(mirrors.stream));
 }
 
-static inline mirror *mirror_of(yard_ep_round *round)
+static inline mirror *mirror_of(const yard_ep_round *round)
 {
     for (uint32_t i = 0; i < 4; i++)
         if (mirrors.rounds[i].round == round)
@@ -138,17 +146,31 @@ static inline yard_status mirror_dispatch_recv(yard_ep_round *round, void *exper
     yard_status st;
 
     (void)stream;
-    to_device(m->expert_x, expert_x, rows * c->hidden * mirror_bytes(c->dispatch));
-    st = yard_ep_dispatch_recv(round, m->expert_x, expert_x_scale ? m->expert_x_scale : NULL,
-                               m->count, m->row_index, (yard_stream)mirrors.stream);
+    if (expert_x)
+        to_device(m->expert_x, expert_x, rows * c->hidden * mirror_bytes(c->dispatch));
+    st = yard_ep_dispatch_recv(round, expert_x ? m->expert_x : NULL,
+                               expert_x_scale ? m->expert_x_scale : NULL, m->count, m->row_index,
+                               (yard_stream)mirrors.stream);
     if (st != YARD_OK)
         return st;
-    to_host(expert_x, m->expert_x, rows * c->hidden * mirror_bytes(c->dispatch));
+    if (expert_x)
+        to_host(expert_x, m->expert_x, rows * c->hidden * mirror_bytes(c->dispatch));
     if (expert_x_scale)
         to_host(expert_x_scale, m->expert_x_scale, rows * mirrors.n_groups * 4);
     to_host(count, m->count, mirrors.n_local * 4);
     to_host(row_index, m->row_index, mirrors.capacity.expert_y_rows * 4);
     return yard_ep_poll(round->ep);
+}
+
+static inline const void *mirror_expert_x(const yard_ep_round *round, size_t *pitch_bytes,
+                                          size_t *scale_at_bytes)
+{
+    const void *landed = yard_ep_expert_x(round, pitch_bytes, scale_at_bytes);
+    const mirror *m = mirror_of(round);
+
+    if (landed)
+        to_host(m->landed, landed, mirrors.capacity.expert_x_rows * *pitch_bytes);
+    return landed ? m->landed : NULL;
 }
 
 static inline yard_status mirror_combine_send(yard_ep_round *round, const void *expert_y,
@@ -183,6 +205,7 @@ static inline yard_status mirror_combine_recv(yard_ep_round *round, void *y, yar
 
 #define yard_ep_dispatch_send mirror_dispatch_send
 #define yard_ep_dispatch_recv mirror_dispatch_recv
+#define yard_ep_expert_x mirror_expert_x
 #define yard_ep_combine_send mirror_combine_send
 #define yard_ep_combine_recv mirror_combine_recv
 

@@ -50,6 +50,12 @@ enum { RANKS_MAX = 8, RANKS_ALARM_S = 60, RANKS_NO_GPU = 77 };
 
 static uint32_t ranks_self;
 extern const char *ranks_transport; /* of the groups; NULL: what the library chooses */
+extern const char *ranks_only;      /* in the name of every case that is run; NULL: all are */
+
+static inline bool ranks_wants(const char *name)
+{
+    return !ranks_only || strstr(name, ranks_only);
+}
 
 typedef struct ranks {
     uint32_t n;

@@ -195,15 +195,16 @@ static __global__ void experts_kernel(stress s)
             if (row[k] < 0)
                 continue;
             const size_t at = (size_t)row[k] * s.hidden + col;
-            if (lane == 0 &&
-                s.expert_x_scale[(size_t)row[k] * ((s.hidden + GROUP - 1) / GROUP) + col / GROUP] !=
-                    scale)
+            const size_t x_row = s.in_place ? blockIdx.x : (uint32_t)row[k];
+            const uint8_t *x = s.expert_x + x_row * s.pitch_bytes + col;
+            const uint8_t *scales = (const uint8_t *)s.expert_x_scale + x_row * s.scale_pitch_bytes;
+            if (lane == 0 && ((const float *)scales)[col / GROUP] != scale)
                 atomicAdd(&s.n_wrong[1], 1u);
             for (uint32_t i = 0; i < 4; i++) {
                 const uint32_t c = i * LANES + lane;
                 if (col + c >= s.hidden)
                     continue;
-                if (s.expert_x[at + c] != code[i])
+                if (x[c] != code[i])
                     atomicAdd(&s.n_wrong[0], 1u);
                 s.expert_y[at + c] = bf16_of(apply_expert(decode(code[i], scale), expert[k]));
             }

@@ -14,11 +14,14 @@ extern "C" {
 
 enum { STRESS_MAX_TOP_K = 16, STRESS_STEPS = 10 };
 
-/* Rows are bf16 in, FP8 on the wire, bf16 back, f32 out; expert-major. By value to the kernels. */
+/* Rows are bf16 in, FP8 on the wire, bf16 back, f32 out; expert-major, or in place, where row
+ * number instance * max_tokens + token is what a row of expert_y was made from. By value to the
+ * kernels.
+ */
 typedef struct stress {
     uint64_t seed;
     uint32_t rank, n_ranks, tp, group, dp, n_experts, n_local, top_k, hidden, max_tokens, row_align;
-    bool partial, full;           /* full: all tokens, uniform routing */
+    bool partial, in_place, full; /* full: all tokens, uniform routing */
     uint32_t limit[STRESS_STEPS]; /* of tokens, of exchanges in turn; 0: max_tokens */
     uint32_t *step;               /* [1] the exchange, counted by stress_next */
     uint32_t *n_wrong;            /* [4] rows, scales, counts, sums */
@@ -26,6 +29,7 @@ typedef struct stress {
     int32_t *expert, *n_tokens, *count, *row_index;
     float *weight, *expert_x_scale, *y;
     uint8_t *expert_x;
+    size_t pitch_bytes, scale_pitch_bytes; /* from row to row of expert_x and expert_x_scale */
 } stress;
 
 cudaError_t stress_inputs(const stress *s, cudaStream_t stream); /* spoils the outputs, too */

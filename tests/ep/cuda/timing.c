@@ -9,7 +9,7 @@ typedef struct timing {
     const char *name;
     uint32_t tokens, n_pairs, n_samples, between_us, send_sms, self_proving;
     uint32_t room; /* tokens that the group has room for; 0: no more than tokens */
-    bool partial, cold, phases, receives, flat, single, limits;
+    bool partial, cold, phases, receives, flat, in_place, single, limits;
     double *p50; /* [2][3] shared: rank; pair, dispatch, combine */
 } timing;
 
@@ -64,7 +64,9 @@ static void run_timing(const yard_fabric_config *fabric, void *ctx)
     config.hidden = HIDDEN;
     config.max_tokens = t->room ? t->room : t->tokens;
     config.mode = t->partial ? YARD_EP_PARTIAL : YARD_EP_EXACT;
-    config.layout = t->flat ? YARD_EP_FLAT : YARD_EP_EXPERT_MAJOR;
+    config.layout = t->in_place ? YARD_EP_FLAT_IN_PLACE
+                    : t->flat   ? YARD_EP_FLAT
+                                : YARD_EP_EXPERT_MAJOR;
     config.send_sms = t->send_sms;
     config.output = YARD_EP_BF16;
     if (t->self_proving != 1)
@@ -126,12 +128,17 @@ static int measure(timing t)
 {
     int code;
 
+    if (!ranks_wants(t.name))
+        return 0;
     t.p50 = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (t.p50 == MAP_FAILED)
         return 1;
     code = ranks_run(2, run_timing, &t);
     printf("%-22s T=%-5u %-8s%s pair %7.2f", t.name, t.tokens, t.partial ? "partial" : "exact",
-           t.flat ? " flat" : "", slower(&t, 0));
+           t.in_place ? " in place"
+           : t.flat   ? " flat"
+                      : "",
+           slower(&t, 0));
     if (t.phases || t.receives)
         printf("  dispatch %7.2f combine %7.2f", slower(&t, 1), slower(&t, 2));
     printf(code ? "  exit %d\n" : "\n", code);
@@ -162,6 +169,21 @@ static const timing others[] = {
     { .name = "flags", .tokens = 128, .n_pairs = 20, .n_samples = 100, .partial = true },
     { .name = "many", MANY, .phases = true },
     { .name = "many", MANY, .phases = true, .flat = true },
+    { .name = "many", MANY, .phases = true, .in_place = true },
+    { .name = "in place",
+      .tokens = 1,
+      .n_pairs = 20,
+      .n_samples = 100,
+      .self_proving = 1,
+      .partial = true,
+      .in_place = true },
+    { .name = "in place",
+      .tokens = 128,
+      .n_pairs = 20,
+      .n_samples = 100,
+      .self_proving = 1,
+      .partial = true,
+      .in_place = true },
     { .name = "many, 500 us between", MANY, .phases = true, .between_us = 500 },
     { .name = "room for 4096", ROOMY, .tokens = 1 },
     { .name = "room for 4096, limit", ROOMY, .tokens = 1, .limits = true },
