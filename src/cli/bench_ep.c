@@ -32,7 +32,7 @@ static const char *const transport_names[] = { "memcpy", "shm",    "tcp",    "li
                                                "mpi",    "socket", "nvlink", "nvshmem" };
 static const char *const padded_names[] = { "nccl", "nvshmem" };
 static const char *const mode_names[] = { "exact", "partial" };
-static const char *const layout_names[] = { "expert", "flat" };
+static const char *const layout_names[] = { "expert", "flat", "in-place" };
 static const char *const launch_names[] = { "graph", "single", "cold", "split", "24sms" };
 static const char *const phase_names[] = { "dispatch", "combine", "pair" };
 
@@ -47,8 +47,8 @@ typedef struct ep_bench {
     bool json, cuda, transports_given, tokens_given, launches_given, padded_given;
 
     bool namespaces;
-    /* what memcpy took, if it was measured */
-    double floor_us[2][2][YARD_BENCH_MAX_LIST][YARD_BENCH_EP_N_PHASES]; /* [partial][flat] */
+    /* what memcpy took, if it was measured: [partial][layout] */
+    double floor_us[2][YARD_BENCH_EP_N_LAYOUTS][YARD_BENCH_MAX_LIST][YARD_BENCH_EP_N_PHASES];
     yard_bench_ep_result limits; /* of the GPUs; no flag: not measured */
     uint32_t n_rows, n_wrong;
 } ep_bench;
@@ -173,7 +173,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         st = parse_names("--modes", arg, mode_names, 2, &b->modes, &err);
         break;
     case KEY_LAYOUTS:
-        st = parse_names("--layouts", arg, layout_names, 2, &b->layouts, &err);
+        st =
+            parse_names("--layouts", arg, layout_names, YARD_BENCH_EP_N_LAYOUTS, &b->layouts, &err);
         break;
     case KEY_REPEAT:
         st = yard_cli_parse_u64("--repeat", arg, 1, MAX_REPEATS, &s->n_repeats, &err);
@@ -208,7 +209,7 @@ static const struct argp_option option_list[] = {
     { "experts", KEY_EXPERTS, "N", 0, "Experts in all (default 256)", 0 },
     { "top-k", KEY_TOP_K, "N", 0, "Experts of a token (default 8)", 0 },
     { "modes", KEY_MODES, "LIST", 0, "exact, partial (default: both)", 0 },
-    { "layouts", KEY_LAYOUTS, "LIST", 0, "expert, flat (default: both)", 0 },
+    { "layouts", KEY_LAYOUTS, "LIST", 0, "expert, flat, in-place (default: expert, flat)", 0 },
     { "routing", KEY_ROUTING, "KIND", 0,
       "uniform (default), or grouped: a token's experts from 4 of 8 groups, as DeepSeek-V3's", 0 },
     { "launch", KEY_LAUNCHES, "LIST", 0, "cuda: graph, single, cold, split, 24sms (default: all)",
@@ -274,7 +275,7 @@ static json_t *shape_of(const ep_bench *b, const yard_bench_ep_group *g, const c
     json_t *shape =
         json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i}", "transport", transport, "phase",
                   phase_names[phase], "mode", mode_names[g->partial], "layout",
-                  layout_names[g->flat], "tokens", (int)tokens, "hidden", (int)b->settings.hidden,
+                  layout_names[g->layout], "tokens", (int)tokens, "hidden", (int)b->settings.hidden,
                   "experts", (int)b->settings.n_experts, "top_k", (int)b->settings.top_k);
 
     if (shape && b->settings.grouped)
@@ -294,11 +295,11 @@ static double floor_of(const ep_bench *b, const yard_bench_ep_group *g,
                        const yard_bench_ep_result *r, int phase, uint32_t tokens_idx)
 {
     if (!g->peer)
-        return b->floor_us[g->partial][g->flat][tokens_idx][phase];
+        return b->floor_us[g->partial][g->layout][tokens_idx][phase];
     if (g->peer == &yard_bench_ep_memcpy || g->peer->bytes)
         return -1;
     return g->peer->launch ? yard_bench_ep_floor_us(&b->limits, r, phase)
-                           : b->floor_us[g->partial][g->flat][tokens_idx][phase];
+                           : b->floor_us[g->partial][g->layout][tokens_idx][phase];
 }
 
 static yard_status print_row(ep_bench *b, const yard_bench_ep_group *g, const char *transport,
@@ -342,7 +343,7 @@ static yard_status print_rows(ep_bench *b, const yard_bench_ep_group *g, const c
              st == YARD_OK && phase < YARD_BENCH_EP_N_PHASES; phase++) {
             st = print_row(b, g, transport, variant, phase, i, &results[i], err);
             if (g->peer == &yard_bench_ep_memcpy)
-                b->floor_us[g->partial][g->flat][i][phase] = results[i].phase[phase].p50_us;
+                b->floor_us[g->partial][g->layout][i][phase] = results[i].phase[phase].p50_us;
         }
     return st;
 }
@@ -359,15 +360,15 @@ static yard_status left_out(const char *transport, const char *variant, yard_sta
     return YARD_OK;
 }
 
-static yard_status run_group(ep_bench *b, const yard_bench_ep_peer *peer, bool partial, bool flat,
-                             yard_error *err)
+static yard_status run_group(ep_bench *b, const yard_bench_ep_peer *peer, bool partial,
+                             yard_bench_ep_layout layout, yard_error *err)
 {
     yard_bench_ep_settings settings = b->settings;
     yard_bench_ep_result results[YARD_BENCH_MAX_LIST];
     const yard_bench_ep_group g = { .settings = &settings,
                                     .peer = peer,
                                     .partial = partial,
-                                    .flat = flat,
+                                    .layout = layout,
                                     .namespaces = peer->network && b->namespaces };
     uint32_t n_done;
     yard_status st, printed;
@@ -381,7 +382,7 @@ static yard_status run_group(ep_bench *b, const yard_bench_ep_peer *peer, bool p
 }
 
 /* Every mode and layout that was asked for; flat is the same on the wire, so it says nothing new of
- * a peer that only knows the wire. */
+ * a peer that only knows the wire. Rows in place go without node copies. */
 static yard_status run_peer(ep_bench *b, const yard_bench_ep_peer *peer, yard_error *err)
 {
     yard_status st = YARD_OK;
@@ -396,10 +397,11 @@ static yard_status run_peer(ep_bench *b, const yard_bench_ep_peer *peer, yard_er
         return YARD_OK;
     }
     for (int partial = 0; partial < 2; partial++)
-        for (int flat = 0; flat < 2; flat++)
-            if (st == YARD_OK && b->modes.has[partial] && b->layouts.has[flat] &&
-                !(flat && peer->bytes && b->layouts.has[0]))
-                st = run_group(b, peer, partial, flat, err);
+        for (int layout = 0; layout < YARD_BENCH_EP_N_LAYOUTS; layout++)
+            if (st == YARD_OK && b->modes.has[partial] && b->layouts.has[layout] &&
+                !(layout > 0 && peer->bytes && b->layouts.has[0]) &&
+                !(layout == YARD_BENCH_EP_IN_PLACE && peer == &yard_bench_ep_node_copies))
+                st = run_group(b, peer, partial, (yard_bench_ep_layout)layout, err);
     return left_out(peer->name, peer->variant, st, err);
 }
 

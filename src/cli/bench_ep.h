@@ -43,7 +43,8 @@ typedef struct yard_bench_ep_rank {
     const yard_bench_ep_settings *settings;
     const struct yard_bench_ep_peer *peer;
     uint32_t rank, max_tokens;
-    bool partial, flat;
+    bool partial;
+    yard_bench_ep_layout layout;
     char device[64];        /* the name of its GPU; "": none */
     const char *host;       /* address of this rank */
     const char *rendezvous; /* of the library's transports */
@@ -92,13 +93,16 @@ enum { YARD_BENCH_EP_N_LAUNCHES = 5 };
 extern const yard_bench_ep_peer yard_bench_ep_nvlink[YARD_BENCH_EP_N_LAUNCHES],
     yard_bench_ep_nvshmem[YARD_BENCH_EP_N_LAUNCHES], yard_bench_ep_padded_nccl,
     yard_bench_ep_padded_nvshmem;
+/* Of yard/ep.h. */
+uint32_t yard_bench_ep_layout_of(const yard_bench_ep_rank *r);
 /* In ranks that drive a GPU: rank r that of number r modulo their number. */
 yard_status yard_bench_ep_open_device(yard_bench_ep_rank *r, size_t impl_bytes, yard_error *err);
 
 typedef struct yard_bench_ep_group {
     const yard_bench_ep_settings *settings;
     const yard_bench_ep_peer *peer;
-    bool partial, flat, namespaces;
+    bool partial, namespaces;
+    yard_bench_ep_layout layout;
 } yard_bench_ep_group;
 
 /* Starts the ranks, measures, and reaps them; nothing of them is left whatever happens.

@@ -102,7 +102,7 @@ static yard_status prepare(yard_bench_ep_rank *r, yard_error *err)
     config.hidden = settings->hidden;
     config.max_tokens = r->data->shape.n_tokens;
     config.mode = r->partial ? YARD_EP_PARTIAL : YARD_EP_EXACT;
-    config.layout = r->flat ? YARD_EP_FLAT : YARD_EP_EXPERT_MAJOR;
+    config.layout = (yard_ep_layout)yard_bench_ep_layout_of(r);
     config.output = YARD_EP_BF16;
     config.device = YARD_EP_CUDA;
     config.send_sms = r->peer->send_sms;

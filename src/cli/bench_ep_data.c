@@ -224,13 +224,22 @@ static bool check_counts(const yard_bench_ep_data *d, const int32_t *count, yard
     return true;
 }
 
+static bool is_flat(const yard_bench_ep_data *d)
+{
+    return d->shape.layout == YARD_BENCH_EP_FLAT;
+}
+
+static bool is_expert_major(const yard_bench_ep_data *d)
+{
+    return d->shape.layout == YARD_BENCH_EP_EXPERT;
+}
+
 static bool check_index(const yard_bench_ep_data *d, const int32_t *row_index, uint32_t max_tokens,
                         yard_error *err)
 {
     for (uint32_t row = 0; row_index && row < d->n_routed; row++) {
         const yard_bench_ep_origin *o = &d->origin[row];
-        const uint32_t want =
-            d->shape.flat ? d->arrival_of[row] : o->source * max_tokens + o->token;
+        const uint32_t want = is_flat(d) ? d->arrival_of[row] : o->source * max_tokens + o->token;
 
         if ((uint32_t)row_index[row] != want) {
             yard_fail(err, YARD_EDEVICE, "row_index[%u]: want %u, got %d", row, want,
@@ -241,13 +250,16 @@ static bool check_index(const yard_bench_ep_data *d, const int32_t *row_index, u
     return true;
 }
 
-/* Row `row` of expert_x is the wire row of token `at` (source * n_tokens + token). */
-static bool check_row(const yard_bench_ep_data *d, uint32_t row, uint32_t at,
+/* Row `row` of expert_x, or the token's own row in place, is the wire row of token `at` (source *
+ * n_tokens + token). */
+static bool check_row(const yard_bench_ep_data *d, uint32_t row, uint32_t at, uint32_t max_tokens,
                       const uint8_t *expert_x, const float *expert_x_scale, uint8_t *codes,
                       float *scale, yard_error *err)
 {
     const uint32_t source = at / d->shape.n_tokens, token = at % d->shape.n_tokens;
 
+    if (d->shape.layout == YARD_BENCH_EP_IN_PLACE)
+        row = source * max_tokens + token;
     yard_bench_ep_make_row(d, source, token, codes, scale);
     if (!memcmp(codes, expert_x + (size_t)row * d->shape.hidden, d->shape.hidden) &&
         !memcmp(scale, expert_x_scale + (size_t)row * d->n_groups, d->n_groups * sizeof(*scale)))
@@ -261,7 +273,7 @@ bool yard_bench_ep_check_dispatch(const yard_bench_ep_data *d, const uint8_t *ex
                                   const float *expert_x_scale, const int32_t *count,
                                   const int32_t *row_index, uint32_t max_tokens, yard_error *err)
 {
-    const uint32_t n_rows = d->shape.flat ? d->n_arrivals : d->n_routed;
+    const uint32_t n_rows = is_expert_major(d) ? d->n_routed : d->n_arrivals;
     uint8_t *codes = malloc(d->shape.hidden);
     float *scale = malloc(d->n_groups * sizeof(*scale));
     bool right = codes && scale;
@@ -270,8 +282,8 @@ bool yard_bench_ep_check_dispatch(const yard_bench_ep_data *d, const uint8_t *ex
         yard_fail(err, YARD_ENOMEM, "bench: no memory for a row");
     right = right && check_counts(d, count, err) && check_index(d, row_index, max_tokens, err);
     for (uint32_t row = 0; right && row < n_rows; row++)
-        right = check_row(d, row, d->arrival[d->shape.flat ? row : d->arrival_of[row]], expert_x,
-                          expert_x_scale, codes, scale, err);
+        right = check_row(d, row, d->arrival[is_expert_major(d) ? d->arrival_of[row] : row],
+                          max_tokens, expert_x, expert_x_scale, codes, scale, err);
     free(codes);
     free(scale);
     return right;
@@ -337,7 +349,7 @@ bool yard_bench_ep_check_combine(const yard_bench_ep_data *d, const float *y, ya
 
 double yard_bench_ep_dispatch_bytes(const yard_bench_ep_data *d)
 {
-    const uint32_t n_rows = d->shape.flat ? d->n_arrivals : d->n_routed;
+    const uint32_t n_rows = is_expert_major(d) ? d->n_routed : is_flat(d) ? d->n_arrivals : 0;
 
     return ((double)d->n_rows_in + n_rows) * (double)yard_bench_ep_row_bytes(d);
 }

@@ -8,10 +8,18 @@
 
 enum { YARD_BENCH_EP_MAX_TOP_K = 32 };
 
+typedef enum yard_bench_ep_layout {
+    YARD_BENCH_EP_EXPERT,   /* the rows of each expert follow each other */
+    YARD_BENCH_EP_FLAT,     /* each token once */
+    YARD_BENCH_EP_IN_PLACE, /* where they landed: row source * tokens + token */
+    YARD_BENCH_EP_N_LAYOUTS
+} yard_bench_ep_layout;
+
 typedef struct yard_bench_ep_shape {
     uint32_t n_ranks, hidden, n_experts, top_k;
     uint32_t n_tokens; /* of every rank */
-    bool partial, flat;
+    bool partial;
+    yard_bench_ep_layout layout;
     bool grouped; /* routing: a token's experts come from 4 of 8 groups of experts */
     bool y_bf16;  /* y is rounded to bf16 */
 } yard_bench_ep_shape;
@@ -98,6 +106,6 @@ double yard_bench_ep_combine_bytes(const yard_bench_ep_data *d);
     "  pair     = dispatch + combine\n"                                                            \
     "H: hidden; T: tokens; rows in: one for each token of another rank that has an\n"              \
     "expert here; rows of expert_x: one for each (token, expert) in the expert\n"                  \
-    "layout, one for each token in the flat one.\n"
+    "layout, one for each token in the flat one, none in place.\n"
 
 #endif

@@ -89,11 +89,17 @@ static void refresh(copies *c, const yard_bench_ep_data *d)
     }
 }
 
+static bool is_in_place(const yard_bench_ep_data *d)
+{
+    return d->shape.layout == YARD_BENCH_EP_IN_PLACE;
+}
+
 static yard_status dispatch(yard_bench_ep_rank *r, yard_error *err)
 {
     const yard_bench_ep_data *d = r->data;
     const size_t hidden = d->shape.hidden, scale_bytes = d->n_groups * sizeof(float);
-    const uint32_t n_rows = d->shape.flat ? d->n_arrivals : d->n_routed;
+    const bool flat = d->shape.layout == YARD_BENCH_EP_FLAT;
+    const uint32_t n_rows = flat ? d->n_arrivals : is_in_place(d) ? 0 : d->n_routed;
     copies *c = r->impl;
 
     refresh(c, d);
@@ -101,7 +107,7 @@ static yard_status dispatch(yard_bench_ep_rank *r, yard_error *err)
         if (d->arrival[i] / d->shape.n_tokens != d->rank)
             memcpy(c->landed + i * c->row_bytes, c->rows + i * c->row_bytes, c->row_bytes);
     for (uint32_t row = 0; row < n_rows; row++) {
-        const uint32_t i = d->shape.flat ? row : d->arrival_of[row];
+        const uint32_t i = flat ? row : d->arrival_of[row];
         const bool own = d->arrival[i] / d->shape.n_tokens == d->rank;
         const uint8_t *from = (own ? c->rows : c->landed) + i * c->row_bytes;
 
@@ -138,6 +144,17 @@ static void poison(yard_bench_ep_rank *r)
     memset(c->y, 0x55, y_bytes(d));
 }
 
+static bool check_landed(const copies *c, const yard_bench_ep_data *d, yard_error *err)
+{
+    for (uint32_t i = 0; i < d->n_arrivals; i++)
+        if (d->arrival[i] / d->shape.n_tokens != d->rank &&
+            memcmp(c->landed + i * c->row_bytes, c->rows + i * c->row_bytes, c->row_bytes) != 0) {
+            yard_fail(err, YARD_EDEVICE, "copy of row %u: other bytes", i);
+            return false;
+        }
+    return true;
+}
+
 static bool check(yard_bench_ep_rank *r, yard_error *err)
 {
     const yard_bench_ep_data *d = r->data;
@@ -154,6 +171,8 @@ static bool check(yard_bench_ep_rank *r, yard_error *err)
         yard_fail(err, YARD_EDEVICE, "copy of y: other bytes");
         return false;
     }
+    if (is_in_place(d))
+        return check_landed(c, d, err);
     return yard_bench_ep_check_dispatch(d, c->expert_x, c->expert_x_scale, NULL, NULL, 0, err);
 }
 

@@ -237,7 +237,7 @@ static yard_status run_case(const group *g, yard_bench_ep_rank *r, uint32_t n_to
                                         .top_k = s->top_k,
                                         .n_tokens = n_tokens,
                                         .partial = r->partial,
-                                        .flat = r->flat,
+                                        .layout = r->layout,
                                         .grouped = s->grouped };
     double *samples_us = malloc(YARD_BENCH_EP_N_PHASES * s->n_repeats * sizeof(*samples_us));
     uint32_t n = 0;
@@ -327,7 +327,7 @@ static yard_status rank_main(group *g, uint32_t rank, yard_error *err)
                              .rank = rank,
                              .max_tokens = max_tokens(g->g->settings),
                              .partial = g->g->partial,
-                             .flat = g->g->flat,
+                             .layout = g->g->layout,
                              .host = g->g->namespaces ? yard_bench_ep_link_host(rank) : "127.0.0.1",
                              .rendezvous = g->shared->rendezvous,
                              .port = &g->shared->port,

@@ -25,6 +25,22 @@ typedef struct yard_use {
     bool node_copies, copied;
 } yard_use;
 
+uint32_t yard_bench_ep_layout_of(const yard_bench_ep_rank *r)
+{
+    static const yard_ep_layout layouts[YARD_BENCH_EP_N_LAYOUTS] = {
+        [YARD_BENCH_EP_EXPERT] = YARD_EP_EXPERT_MAJOR,
+        [YARD_BENCH_EP_FLAT] = YARD_EP_FLAT,
+        [YARD_BENCH_EP_IN_PLACE] = YARD_EP_FLAT_IN_PLACE,
+    };
+
+    return layouts[r->layout];
+}
+
+static bool in_place(const yard_bench_ep_rank *r)
+{
+    return r->layout == YARD_BENCH_EP_IN_PLACE;
+}
+
 static yard_ep_config config_of(const yard_bench_ep_rank *r)
 {
     yard_ep_config c = YARD_EP_CONFIG_INIT;
@@ -35,7 +51,7 @@ static yard_ep_config config_of(const yard_bench_ep_rank *r)
     c.max_tokens = r->max_tokens;
     c.input = YARD_EP_FP8;
     c.mode = r->partial ? YARD_EP_PARTIAL : YARD_EP_EXACT;
-    c.layout = r->flat ? YARD_EP_FLAT : YARD_EP_EXPERT_MAJOR;
+    c.layout = (yard_ep_layout)yard_bench_ep_layout_of(r);
     c.timeout_us = YARD_BENCH_EP_TIMEOUT_US;
     return c;
 }
@@ -140,9 +156,29 @@ static yard_status dispatch(yard_bench_ep_rank *r, yard_error *err)
     st = yard_ep_dispatch_send(s->round, d->x, d->x_scale, d->expert + mine, d->weight + mine,
                                &n_tokens, NULL);
     if (st == YARD_OK)
-        st = yard_ep_dispatch_recv(s->round, s->expert_x, s->expert_x_scale, s->count, s->row_index,
+        st = yard_ep_dispatch_recv(s->round, in_place(r) ? NULL : s->expert_x,
+                                   in_place(r) ? NULL : s->expert_x_scale, s->count, s->row_index,
                                    NULL);
     return st == YARD_OK ? st : failed(s, st, err);
+}
+
+/* For check(), which comes when peers may have written the places again: rows of tokens that came.
+ */
+static void keep_rows(const yard_bench_ep_rank *r)
+{
+    const yard_bench_ep_data *d = r->data;
+    const yard_side *s = r->impl;
+    size_t pitch_bytes = 0, scale_at_bytes = 0;
+    const uint8_t *landed = yard_ep_expert_x(s->round, &pitch_bytes, &scale_at_bytes);
+
+    for (uint32_t i = 0; landed && i < d->n_arrivals; i++) {
+        const uint32_t source = d->arrival[i] / d->shape.n_tokens;
+        const size_t row = (size_t)source * r->max_tokens + d->arrival[i] % d->shape.n_tokens;
+
+        memcpy(s->expert_x + row * d->shape.hidden, landed + row * pitch_bytes, d->shape.hidden);
+        memcpy(s->expert_x_scale + row * d->n_groups, landed + row * pitch_bytes + scale_at_bytes,
+               d->n_groups * sizeof(float));
+    }
 }
 
 /* Results anew each time, as experts make them: they start in this rank's cache, in no other. */
@@ -150,6 +186,7 @@ static void experts(yard_bench_ep_rank *r)
 {
     const yard_side *s = r->impl;
 
+    keep_rows(r);
     if (s->expert_y)
         memcpy(s->expert_y, r->data->expert_y,
                r->data->n_routed * yard_bench_ep_result_bytes(r->data));

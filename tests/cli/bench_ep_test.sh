@@ -82,6 +82,13 @@ for tokens in 1, 5:
         assert dispatch.pop() % 208 == 0 and combine.pop() % 400 == 0
 PY
 
+# rows where they landed: nothing but the rows that come in is copied
+expect 0 $small --json --transports shm,memcpy --layouts in-place
+for transport in shm memcpy; do
+    [ "$(grep -c "\"$transport\".*\"in-place\".*\"verified\":true" "$dir/out")" -ge 12 ] ||
+        fail "in-place: want 12 verified rows of $transport: $(cat "$dir/out" "$dir/err")"
+done
+
 # two nodes: one copy for each of its ranks, or one for the node; the rows are counted inside
 expect 0 --ranks 4 --hidden 200 --experts 12 --top-k 5 --tokens 1,7 --repeat 5 --transports shm+tcp --json
 for variant in rank-copy node-copy; do

@@ -214,8 +214,8 @@ static yard_status make_call(yard_ep_bench *b, uint32_t set, call which)
                                      s);
     case DISPATCH_RECV:
         return yard_ep_dispatch_recv(b->round, in_place(b) ? NULL : b->expert_x,
-                                     in_place(b) ? NULL : b->expert_x_scale, b->count,
-                                     b->row_index, s);
+                                     in_place(b) ? NULL : b->expert_x_scale, b->count, b->row_index,
+                                     s);
     case COMBINE_SEND:
         return yard_ep_combine_send(b->round, b->expert_y, s);
     default:
@@ -413,23 +413,42 @@ static cudaError_t fetch(void *to, const void *from, size_t n_bytes)
     return to && from ? cudaMemcpy(to, from, n_bytes, cudaMemcpyDeviceToHost) : cudaSuccess;
 }
 
+/* Rows in place, before peers write them again. */
+static void keep_rows(const yard_ep_bench *b)
+{
+    const size_t rows = b->capacity.expert_x_rows, scale_bytes = b->n_groups * sizeof(float);
+    size_t pitch_bytes = 0, scale_at_bytes = 0;
+    const uint8_t *landed = yard_ep_expert_x(b->round, &pitch_bytes, &scale_at_bytes);
+
+    if (!landed)
+        return;
+    cudaMemcpy2DAsync(b->expert_x, b->ep->payload_bytes, landed, pitch_bytes, b->ep->payload_bytes,
+                      rows, cudaMemcpyDeviceToDevice, b->stream);
+    if (b->expert_x_scale)
+        cudaMemcpy2DAsync(b->expert_x_scale, scale_bytes, landed + scale_at_bytes, pitch_bytes,
+                          scale_bytes, rows, cudaMemcpyDeviceToDevice, b->stream);
+}
+
 yard_status yard_ep_bench_exchange(yard_ep_bench *b, uint32_t set_idx, void *expert_x,
                                    float *expert_x_scale, int32_t *expert_count, int32_t *row_index,
                                    void *y, yard_error *err)
 {
     const yard_ep_config *c = &b->config;
-    const yard_ep_bench_plan plain = { 0 };
     const size_t rows = b->capacity.expert_x_rows, x_bytes = rows * b->ep->payload_bytes;
     const size_t y_bytes = (size_t)b->n_tokens * c->hidden * (c->output == YARD_EP_BF16 ? 2 : 4);
     cudaError_t rc;
-    yard_status st;
+    yard_status st = YARD_OK;
 
     cudaMemsetAsync(b->expert_x, 0x55, x_bytes, b->stream);
     cudaMemsetAsync(b->count, 0x55, b->n_local * sizeof(int32_t), b->stream);
     cudaMemsetAsync(b->y, 0x55, y_bytes, b->stream);
-    st = enqueue_pairs(b, &plain, set_idx, 1, err);
+    for (uint32_t i = 0; st == YARD_OK && i < N_CALLS; i++) {
+        st = make_call(b, set_idx % b->n_sets, (call)i);
+        if (i == DISPATCH_RECV)
+            keep_rows(b);
+    }
     if (st != YARD_OK)
-        return st;
+        return yard_fail(err, st, "%s", yard_ep_error(b->ep));
     rc = cudaStreamSynchronize(b->stream);
     if (rc == cudaSuccess && yard_ep_poll(b->ep) != YARD_OK)
         return yard_fail(err, yard_ep_poll(b->ep), "%s", yard_ep_error(b->ep));
