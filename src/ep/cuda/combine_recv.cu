@@ -260,10 +260,11 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS, FLIGHT == 2 ? 3 : 2)
     failed |= !await_puts(a, EP_SIGNAL_RESULTS, (uint64_t)epoch * EP_CUDA_BATCH, EP_FAULT_COMBINE);
     if (blockIdx.x == gridDim.x - 1) {
         /* Having all packets is what lets memory be used again. */
-        if (threadIdx.x < a.n_ranks && blockIdx.y == 0 && is_direct(a, threadIdx.x)) {
+        for (uint32_t r = threadIdx.x; r < a.n_ranks && blockIdx.y == 0; r += blockDim.x) {
             uint4 v;
-            await_packet(a, place(a, a.rank, count_at(a, 1, threadIdx.x)), epoch, &v,
-                         EP_FAULT_COMBINE, threadIdx.x);
+            if (is_direct(a, r))
+                await_packet(a, place(a, a.rank, count_at(a, 1, r)), epoch, &v, EP_FAULT_COMBINE,
+                             r);
         }
     } else {
         if (a.tp > 1)

@@ -101,10 +101,11 @@ DEVICE void return_token(const ARGS &a, const arrival &n, float weight, uint32_t
 /* To every rank, also where nothing is returned: this rank has read what dispatch brought. */
 template <bool EXACT> DEVICE void send_packets(const ep_cuda_args &a, uint32_t epoch)
 {
-    if (threadIdx.x < a.n_ranks && is_direct(a, threadIdx.x))
-        store_relaxed(place(a, threadIdx.x, count_at(a, 1, a.rank)), make_uint4(0, 0, 0, epoch));
-    if (PUTS && threadIdx.x < a.n_ranks && !is_direct(a, threadIdx.x))
-        signal_results<EXACT>(a, threadIdx.x);
+    for (uint32_t r = threadIdx.x; r < a.n_ranks; r += blockDim.x)
+        if (is_direct(a, r))
+            store_relaxed(place(a, r, count_at(a, 1, a.rank)), make_uint4(0, 0, 0, epoch));
+        else
+            signal_results<EXACT>(a, r);
     if (threadIdx.x == 0)
         a.state->dispatch_epoch = epoch;
 }

@@ -49,7 +49,8 @@ extern "C" {
 #endif
 
 enum {
-    EP_CUDA_MAX_RANKS = 32,
+    EP_CUDA_MAX_RANKS = 384, /* their heaps are arguments of a kernel, which has 4 KB for them */
+    EP_CUDA_RANK_WORDS = EP_CUDA_MAX_RANKS / 32, /* of a mask of ranks */
     EP_CUDA_MAX_TOP_K = 32,
     EP_CUDA_NO_EXPERT = 255, /* id byte of an expert that another rank has */
     EP_CUDA_MAX_LOCAL = 255, /* experts of a rank */
@@ -111,8 +112,6 @@ typedef struct ep_cuda_divisor {
 
 /* Everything a kernel knows. By value: the constant bank holds it. */
 typedef struct ep_cuda_args {
-    uint8_t *heap[EP_CUDA_MAX_RANKS]; /* of each rank, as this device reaches it; NULL: put to */
-
     /* offsets in every heap */
     uint64_t at_count[2]; /* [n_ranks] packets of dispatch, of combine */
     uint64_t at_ids;      /* [slots][n_id_packets] packets */
@@ -144,6 +143,7 @@ typedef struct ep_cuda_args {
     int32_t *flat_row;         /* [slots]; flat only */
 
     uint32_t rank, n_ranks, tp, dp, group, replica;
+    uint32_t n_rank_words; /* of a mask of n_ranks */
     uint32_t n_experts, n_local, top_k, hidden, max_tokens, row_align;
     uint32_t n_id_packets, n_weight_packets;   /* of a token; no weights: exact */
     uint32_t payload_bytes, n_vectors, n_cols; /* of a row of dispatch; n_cols: scales */
@@ -152,7 +152,6 @@ typedef struct ep_cuda_args {
     /* with puts: what a source tells this rank lies together, a packet with three counts (tokens,
      * rows, choices), then the id packets of its tokens; a row begins with its weight packets */
     uint32_t header_pitch, row_bytes;
-    uint32_t stores;  /* bit mask of the ranks that are stored to */
     uint32_t n_heads; /* blocks of dispatch_send, the last ones, that put headers */
     uint32_t result_bytes, n_result_vectors;   /* of a row of combine */
     uint32_t poison_substitute;                /* for a payload word that looks like poison */
@@ -182,6 +181,10 @@ typedef struct ep_cuda_args {
     const void *expert_y;
     void *y;
     uint32_t delay_seed; /* tests: blocks dawdle; 0: not */
+
+    /* last: what small groups use of the arguments lies together */
+    uint32_t stores[EP_CUDA_RANK_WORDS]; /* mask of the ranks that are stored to */
+    uint8_t *heap[EP_CUDA_MAX_RANKS];    /* of each rank, as this device reaches it; NULL: put to */
 } ep_cuda_args;
 
 typedef struct ep_cuda_launch {

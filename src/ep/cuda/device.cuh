@@ -14,13 +14,13 @@ static const uint32_t ALL_LANES = 0xffffffffu, POISON = 0xffffffffu;
  * when they are compiled. At few tokens a kernel takes about as long as its code takes to arrive,
  * and this halves the code. */
 struct ep_cuda_common : ep_cuda_args {
-    static constexpr uint32_t top_k = 8, n_id_packets = 1, tp = 1, replica = 0;
+    static constexpr uint32_t top_k = 8, n_id_packets = 1, tp = 1, replica = 0, n_rank_words = 1;
     static constexpr bool wide = true;
 };
 
 static inline bool is_common(const ep_cuda_args *a)
 {
-    return a->top_k == 8 && a->tp == 1 && a->wide;
+    return a->top_k == 8 && a->tp == 1 && a->n_rank_words == 1 && a->wide;
 }
 
 /* ---- accesses -------------------------------------------------------------------------- */
@@ -309,7 +309,7 @@ DEVICE void dawdle(const ep_cuda_args &a, uint32_t kernel)
 /* Whether this rank stores to the heap of another, or puts. */
 DEVICE bool is_direct(const ep_cuda_args &a, uint32_t rank)
 {
-    return !PUTS || (a.stores >> rank & 1);
+    return !PUTS || (a.stores[rank / WARP] >> rank % WARP & 1);
 }
 
 DEVICE uint8_t *place(const ep_cuda_args &a, uint32_t rank, uint64_t at)
@@ -358,7 +358,7 @@ template <typename ARGS> DEVICE uint32_t owner_of(const ARGS &a, uint32_t group,
     return group * a.tp + t % a.tp;
 }
 
-/* By multiplication: exact for n below 2^20 and divisors below 4096. */
+/* By multiplication: exact where n times the divisor is below 2^32. */
 DEVICE uint32_t quotient(uint32_t n, ep_cuda_divisor d)
 {
     return d.magic ? __umulhi(n, d.magic) : n;

@@ -70,7 +70,7 @@ template <typename ARGS> DEVICE const uint8_t *packet_at(const ARGS &a, uint32_t
 }
 
 /* The first packets that a thread looks at, asked for before anything is known. The block's last
- * warp looks after the token counts, a lane a rank. */
+ * warp looks after the token counts, a lane every 32nd rank. */
 typedef struct first_packets {
     uint4 count, ids;
 } first_packets;
@@ -85,7 +85,7 @@ template <typename ARGS> DEVICE first_packets ask_for_packets(const ARGS &a)
     const uint32_t rank = counted_rank();
     first_packets p = {};
 
-    if (rank < a.n_ranks)
+    if (rank < a.n_ranks) /* of these the first */
         p.count = load_packet(a, place(a, a.rank, count_at(a, 0, rank)));
     if (threadIdx.x < a.dp * a.bound * a.n_id_packets)
         p.ids = load_packet(a, packet_at(a, threadIdx.x));
@@ -94,9 +94,9 @@ template <typename ARGS> DEVICE first_packets ask_for_packets(const ARGS &a)
 
 DEVICE void await_counts(const ep_cuda_args &a, recv_shared *s, uint4 v, uint32_t epoch)
 {
-    const uint32_t rank = counted_rank();
-
-    if (rank < a.n_ranks) {
+    for (uint32_t rank = counted_rank(); rank < a.n_ranks; rank += WARP) {
+        if (rank >= WARP)
+            v = load_packet(a, place(a, a.rank, count_at(a, 0, rank)));
         if (v.w != epoch && !await_packet(a, place(a, a.rank, count_at(a, 0, rank)), epoch, &v,
                                           EP_FAULT_DISPATCH, rank))
             s->failed = 1;
@@ -330,8 +330,8 @@ template <typename ARGS> DEVICE void receive(const ARGS &a, recv_shared *s, uint
     const first_packets packets = ask_for_packets(a);
     piece early = ask_for_piece(a, o.group * a.row_slots + o.t);
 
-    if (threadIdx.x < a.n_ranks)
-        s->n_tokens[threadIdx.x] = UNKNOWN;
+    for (uint32_t r = threadIdx.x; r < a.n_ranks; r += blockDim.x)
+        s->n_tokens[r] = UNKNOWN;
     for (uint32_t i = threadIdx.x; counting && i <= EP_CUDA_MAX_LOCAL; i += blockDim.x)
         s->count[i] = 0;
     if (threadIdx.x == 0)

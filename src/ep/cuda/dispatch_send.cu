@@ -4,14 +4,28 @@
 
 /* ---- where a token goes ------------------------------------------------------------------ */
 
-/* One lane a choice k: the expert and its rank, or -1; ranks: bit mask of all lanes' ranks. */
+/* One lane a choice k: the expert and its rank, or -1; ranks: bit mask of all lanes' ranks below
+ * 32, the first word of the token's mask of ranks. */
 typedef struct choice {
     int32_t expert, rank;
     float weight;
     uint32_t ranks;
 } choice;
 
-static_assert((int)EP_CUDA_MAX_RANKS <= (int)WARP, "a lane and a bit of a mask for each rank");
+static_assert(sizeof(ep_cuda_args) <= 4096, "what every driver takes as a kernel's arguments");
+
+/* Word w of the mask, which has n_rank_words. By a whole warp. */
+DEVICE uint32_t word_of_ranks(const choice &c, uint32_t w)
+{
+    const uint32_t rank = (uint32_t)c.rank; /* -1 is in no word */
+
+    return __reduce_or_sync(ALL_LANES, rank / WARP == w ? 1u << rank % WARP : 0);
+}
+
+DEVICE uint32_t ranks_of(const choice &c, uint32_t w)
+{
+    return w == 0 ? c.ranks : word_of_ranks(c, w);
+}
 
 template <typename ARGS> DEVICE choice choose(const ARGS &a, uint32_t t, uint32_t lane)
 {
@@ -33,7 +47,7 @@ DEVICE void find_ranks(const ep_cuda_args &a, choice *c)
     }
     __syncwarp();
     c->rank = c->expert >= 0 ? rank_of(a, c->expert) : -1;
-    c->ranks = __reduce_or_sync(ALL_LANES, c->rank >= 0 ? 1u << c->rank : 0);
+    c->ranks = word_of_ranks(*c, 0);
 }
 
 /* ---- headers ----------------------------------------------------------------------------- */
@@ -53,9 +67,30 @@ DEVICE void send_weights(const ep_cuda_args &a, const choice &c, uint32_t epoch,
     }
 }
 
+/* Of a lane's rank among those of the token: how many are below it. */
+template <typename ARGS> DEVICE uint32_t ordinal_of(const ARGS &a, const choice &c)
+{
+    uint32_t n = 0;
+
+    for (uint32_t w = 0; w < a.n_rank_words; w++) {
+        const uint32_t n_below = (uint32_t)max(c.rank - (int32_t)(w * WARP), 0);
+        n += (uint32_t)__popc(ranks_of(c, w) & (__funnelshift_lc(0, 1, n_below) - 1));
+    }
+    return n;
+}
+
+template <typename ARGS> DEVICE uint32_t count_ranks(const ARGS &a, const choice &c)
+{
+    uint32_t n = 0;
+
+    for (uint32_t w = 0; w < a.n_rank_words; w++)
+        n += (uint32_t)__popc(ranks_of(c, w));
+    return n;
+}
+
 /* By one warp. Every rank hears of every token, or it would wait for those that do not go there:
- * from the first lane of its choices, or else from the lane that bears its number. Also keeps the
- * routing for combine_recv. */
+ * from the first lane of its choices, or else from the lane that bears its number, modulo 32. Also
+ * keeps the routing for combine_recv. */
 template <typename ARGS>
 DEVICE void send_header(const ARGS &a, const choice &c, uint32_t t, uint32_t epoch, uint32_t lane)
 {
@@ -63,10 +98,9 @@ DEVICE void send_header(const ARGS &a, const choice &c, uint32_t t, uint32_t epo
     const uint32_t same = __match_any_sync(ALL_LANES, c.rank);
     const bool goes =
         c.rank >= 0 && (int)lane == __ffs((int)same) - 1 && is_direct(a, (uint32_t)c.rank);
-    const bool none = lane < a.n_ranks && !(c.ranks >> lane & 1) && is_direct(a, lane);
     const uint32_t local = (uint32_t)(c.expert - c.rank * (int32_t)a.n_local);
     const uint32_t byte = c.rank >= 0 ? (local ^ EP_CUDA_NO_EXPERT) << 8 * (lane % 4) : 0;
-    const uint32_t ordinal = __popc(c.ranks & ((1u << (c.rank & 31)) - 1)); /* of the rank */
+    const uint32_t ordinal = ordinal_of(a, c), n_ranks = count_ranks(a, c);
     const uint64_t at = ids_at(a, a.group, t * a.n_id_packets);
 
     for (uint32_t i = 0; i < a.n_id_packets; i++) {
@@ -76,8 +110,13 @@ DEVICE void send_header(const ARGS &a, const choice &c, uint32_t t, uint32_t epo
         if (goes)
             store_relaxed(place(a, (uint32_t)c.rank, at + i * VECTOR),
                           make_uint4(~x, ~y, ordinal, epoch));
-        if (none)
-            store_relaxed(place(a, lane, at + i * VECTOR), make_uint4(~0u, ~0u, 0, epoch));
+    }
+    for (uint32_t w = 0; w < a.n_rank_words; w++) {
+        const uint32_t rank = w * WARP + lane, goes_to = ranks_of(c, w);
+
+        if (rank < a.n_ranks && !(goes_to >> lane & 1) && is_direct(a, rank))
+            for (uint32_t i = 0; i < a.n_id_packets; i++)
+                store_relaxed(place(a, rank, at + i * VECTOR), make_uint4(~0u, ~0u, 0, epoch));
     }
     __syncwarp();
     send_weights(a, c, epoch, goes ? place(a, (uint32_t)c.rank, weights_at(a, slot, 0)) : NULL);
@@ -86,7 +125,7 @@ DEVICE void send_header(const ARGS &a, const choice &c, uint32_t t, uint32_t epo
         a.kept_weight[t * a.top_k + lane] = c.weight;
     }
     if (lane == 0)
-        a.kept_ranks[t] = (uint32_t)__popc(c.ranks);
+        a.kept_ranks[t] = n_ranks;
 }
 
 /* ---- rows -------------------------------------------------------------------------------- */
@@ -224,32 +263,50 @@ DEVICE void store_piece(const ep_cuda_args &a, const piece &p, uint8_t *row, uin
         store_relaxed(row + a.scale_at + v / WARP * VECTOR, p.scales);
 }
 
-/* Beginning with the rank behind this one, so that ranks begin differently; this rank last: its own
- * memory is near. */
-DEVICE void store_everywhere(const ep_cuda_args &a, const choice &c, const piece &p, uint32_t slot,
+/* Whether the token goes to ranks that are put to. */
+template <typename ARGS> DEVICE bool has_puts(const ARGS &a, const choice &c)
+{
+    uint32_t any = 0;
+
+    for (uint32_t w = 0; PUTS && w < a.n_rank_words; w++)
+        any |= ranks_of(c, w) & ~a.stores[w];
+    return any != 0;
+}
+
+/* Beginning with the rank behind this one, so that ranks begin differently; of its 32 this rank
+ * comes last: its own memory is near. */
+template <typename ARGS>
+DEVICE void store_everywhere(const ARGS &a, const choice &c, const piece &p, uint32_t slot,
                              uint32_t v, uint32_t lane)
 {
-    const uint32_t behind = a.rank + 1, ranks = PUTS ? c.ranks & a.stores : c.ranks;
+    const uint32_t behind = a.rank + 1;
 
-    if (PUTS && ranks != c.ranks)
+    if (has_puts(a, c))
         store_piece(a, p, place(a, a.rank, stage_at(a, slot)) + a.n_weight_packets * VECTOR, v,
                     lane);
+    for (uint32_t i = 0; i < a.n_rank_words; i++) {
+        const uint32_t w = a.n_rank_words == 1 ? 0 : (a.rank / WARP + i) % a.n_rank_words;
+        const uint32_t ranks = ranks_of(c, w) & (PUTS ? a.stores[w] : ~0u);
+
 #pragma unroll 1
-    for (uint32_t m = __funnelshift_r(ranks, ranks, behind); m; m &= m - 1)
-        store_piece(a, p, place(a, ((uint32_t)__ffs((int)m) - 1 + behind) % WARP, row_at(a, slot)),
-                    v, lane);
+        for (uint32_t m = __funnelshift_r(ranks, ranks, behind); m; m &= m - 1) {
+            const uint32_t bit = ((uint32_t)__ffs((int)m) - 1 + behind) % WARP;
+            store_piece(a, p, place(a, w * WARP + bit, row_at(a, slot)), v, lane);
+        }
+    }
 }
 
 /* By a whole block, which has made the row: once for each rank that is not stored to. */
-DEVICE void put_row(const ep_cuda_args &a, const choice &c, uint32_t slot, uint32_t epoch)
+template <typename ARGS>
+DEVICE void put_row(const ARGS &a, const choice &c, uint32_t slot, uint32_t epoch)
 {
-    const uint32_t to = c.ranks & ~a.stores;
-
-    if (to == 0)
+    if (!has_puts(a, c))
         return;
     if (threadIdx.x < WARP)
         send_weights(a, c, epoch, threadIdx.x == 0 ? place(a, a.rank, stage_at(a, slot)) : NULL);
-    put_row_to(a, to, slot);
+    __syncthreads(); /* the whole row before it is put */
+    for (uint32_t w = 0; w < a.n_rank_words; w++)
+        put_row_to(a, ranks_of(c, w) & ~a.stores[w], w * WARP, slot);
 }
 
 /* ---- the kernel ---------------------------------------------------------------------------- */
@@ -257,9 +314,10 @@ DEVICE void put_row(const ep_cuda_args &a, const choice &c, uint32_t slot, uint3
 /* The token count of this rank goes to every rank: also from a rank without tokens. */
 DEVICE void send_counts(const ep_cuda_args &a, uint32_t n_tokens, uint32_t epoch)
 {
-    if (threadIdx.x < a.n_ranks && is_direct(a, threadIdx.x))
-        store_relaxed(place(a, threadIdx.x, count_at(a, 0, a.rank)),
-                      make_uint4(n_tokens, PUTS ? 0 : a.bound, 0, epoch));
+    for (uint32_t r = threadIdx.x; r < a.n_ranks; r += blockDim.x)
+        if (is_direct(a, r))
+            store_relaxed(place(a, r, count_at(a, 0, a.rank)),
+                          make_uint4(n_tokens, PUTS ? 0 : a.bound, 0, epoch));
     if (threadIdx.x == 0) {
         *a.kept_count = n_tokens;
         a.state->combine_epoch = epoch - 1;
@@ -295,14 +353,15 @@ DEVICE void send_headers_first(const ARGS &a, uint32_t n_tokens, uint32_t epoch)
 
 /* Orders the row before its flags: the barrier puts the stores of the block before one warp's
  * release, which is cumulative, and which the others do not wait for. */
-DEVICE void send_flags(const ep_cuda_args &a, const choice &c, uint32_t slot, uint32_t epoch,
-                       bool last)
+template <typename ARGS>
+DEVICE void send_flags(const ARGS &a, const choice &c, uint32_t slot, uint32_t epoch, bool last)
 {
     const uint32_t lane = threadIdx.x % WARP;
 
     __syncthreads();
-    if (last && (c.ranks >> lane & 1) && is_direct(a, lane))
-        store_release((uint32_t *)place(a, lane, a.at_flags + slot * 4ull), epoch);
+    for (uint32_t w = 0; last && w < a.n_rank_words; w++)
+        if ((ranks_of(c, w) >> lane & 1) && is_direct(a, w * WARP + lane))
+            store_release((uint32_t *)place(a, w * WARP + lane, a.at_flags + slot * 4ull), epoch);
 }
 
 /* Rows in place: by a whole block, when it has stored all of its rows. One release stands for all,

@@ -17,6 +17,11 @@ static yard_status check(const yard_ep *ep, yard_error *err)
         return yard_fail(err, YARD_ENOTSUP,
                          "ep on cuda: n_experts: want at most %d on each of %u ranks, got %u",
                          EP_CUDA_MAX_LOCAL, ep->n_ranks, ep->n_local);
+    if ((uint64_t)ep->dp * ep->dp * ep->config.max_tokens > UINT32_MAX) /* see quotient() */
+        return yard_fail(
+            err, YARD_ENOTSUP,
+            "ep on cuda: max_tokens: want at most 2^32 / %u^2 for %u instances, got %u", ep->dp,
+            ep->dp, ep->config.max_tokens);
     if (ep->config.node_copies || ep->config.expert_y_in_place)
         return yard_fail(err, YARD_ENOTSUP,
                          "ep on cuda: node_copies, expert_y_in_place: want false, got true");
@@ -33,6 +38,7 @@ static void describe_rows(const yard_ep *ep, bool puts, ep_cuda_args *a)
 
     a->rank = ep->rank;
     a->n_ranks = ep->n_ranks;
+    a->n_rank_words = yard_ceil_div(ep->n_ranks, 32);
     a->tp = c->tp;
     a->dp = ep->dp;
     a->group = ep->group;
@@ -220,7 +226,7 @@ static yard_status find_peers(const yard_ep *ep, ep_cuda *cu, ep_cuda_args *a, y
             return yard_fail(err, YARD_ENOTSUP,
                              "ep on cuda: rank %u of the same instance: no stores reach its memory",
                              r);
-        a->stores |= a->heap[r] ? UINT32_C(1) << r : 0;
+        a->stores[r / 32] |= a->heap[r] ? UINT32_C(1) << r % 32 : 0;
         cu->n_put += !a->heap[r];
     }
     return YARD_OK;

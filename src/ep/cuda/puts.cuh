@@ -66,11 +66,26 @@ DEVICE bool await_puts(const ep_cuda_args &a, ep_cuda_signal which, uint64_t wan
 
 /* ---- dispatch ---------------------------------------------------------------------------- */
 
+/* By one thread: of the mask of a token's ranks, word w without `to` and those behind it. */
+DEVICE uint32_t ranks_below(const ep_cuda_args &a, uint32_t t, uint32_t to, uint32_t w)
+{
+    uint32_t mask = 0;
+
+    for (uint32_t k = 0; k < a.top_k; k++) {
+        const int32_t expert = load_shallow(a.expert + t * a.top_k + k);
+        const bool valid = expert >= 0 && expert < (int32_t)a.n_experts;
+        const uint32_t rank = valid ? (uint32_t)rank_of(a, expert) : to;
+
+        mask |= rank < to && rank / WARP == w ? 1u << rank % WARP : 0;
+    }
+    return mask;
+}
+
 /* By one thread: the id packets of a token for rank `to`; returns how many choices go there. */
 DEVICE uint32_t write_ids(const ep_cuda_args &a, uint32_t t, uint32_t epoch, uint32_t to,
                           uint8_t *packets)
 {
-    uint32_t before = 0, n_here = 0; /* before: ranks that come before it */
+    uint32_t before = 0, n_here = 0; /* before: ranks below 32 that come before it */
 
     for (uint32_t i = 0; i < a.n_id_packets; i++) {
         uint32_t word[2] = { ~0u, ~0u };
@@ -88,12 +103,15 @@ DEVICE uint32_t write_ids(const ep_cuda_args &a, uint32_t t, uint32_t epoch, uin
                 word[j / 4] ^= (((uint32_t)expert[j] - rank * a.n_local) ^ 255u) << 8 * (j % 4);
                 n_here++;
             }
-            before |= rank < to ? 1u << rank : 0;
+            before |= rank < to && rank < WARP ? 1u << rank : 0;
         }
         store_plain(packets + i * VECTOR, make_uint4(word[0], word[1], 0, epoch));
     }
+    before = (uint32_t)__popc(before);
+    for (uint32_t w = 1; n_here > 0 && w * WARP < to; w++)
+        before += (uint32_t)__popc(ranks_below(a, t, to, w));
     for (uint32_t i = 0; i < a.n_id_packets; i++)
-        ((uint32_t *)(packets + i * VECTOR))[2] = (uint32_t)__popc(before);
+        ((uint32_t *)(packets + i * VECTOR))[2] = before;
     return n_here;
 }
 
@@ -148,13 +166,13 @@ DEVICE uint64_t stage_at(const ep_cuda_args &a, uint32_t slot)
     return a.at_stage_rows + (uint64_t)(slot - a.group * a.max_tokens) / a.tp * a.row_pitch;
 }
 
-/* By a whole block, which has staged the row, to the ranks of a bit mask. */
-DEVICE void put_row_to(const ep_cuda_args &a, uint32_t ranks, uint32_t slot)
+/* By a whole block, which has staged the row behind a barrier, to the ranks of a bit mask that
+ * begins with rank `first`. */
+DEVICE void put_row_to(const ep_cuda_args &a, uint32_t ranks, uint32_t first, uint32_t slot)
 {
-    __syncthreads(); /* the whole row before it is put */
     for (uint32_t m = ranks; m; m &= m - 1)
         put_signal(a, a.at_rows + (uint64_t)slot * a.row_pitch, stage_at(a, slot), a.row_bytes,
-                   EP_SIGNAL_ROWS, 1, (uint32_t)__ffs((int)m) - 1);
+                   EP_SIGNAL_ROWS, 1, first + (uint32_t)__ffs((int)m) - 1);
 }
 
 /* By a whole block: all rows that a rank puts in this dispatch. */

@@ -17,7 +17,7 @@
 
 #include "base/base.h"
 
-enum { RANKS_MAX = 8, RANKS_ALARM_S = 60, RANKS_NO_GPU = 77 };
+enum { RANKS_MAX = 40, RANKS_ALARM_S = 60, RANKS_NO_GPU = 77 };
 
 #define CHECK(cond)                                                                                \
     do {                                                                                           \

@@ -126,9 +126,11 @@ static double slower(const timing *t, int what)
 
 static int measure(timing t)
 {
+    char name[64];
     int code;
 
-    if (!ranks_wants(t.name))
+    snprintf(name, sizeof(name), "%s T=%u %s", t.name, t.tokens, t.partial ? "partial" : "exact");
+    if (!ranks_wants(name))
         return 0;
     t.p50 = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (t.p50 == MAP_FAILED)
@@ -140,7 +142,8 @@ static int measure(timing t)
                       : "",
            slower(&t, 0));
     if (t.phases || t.receives)
-        printf("  dispatch %7.2f combine %7.2f", slower(&t, 1), slower(&t, 2));
+        printf("  dispatch %7.2f combine %7.2f  (rank 0 %.1f %.1f, 1 %.1f %.1f)", slower(&t, 1),
+               slower(&t, 2), t.p50[1], t.p50[2], t.p50[4], t.p50[5]);
     printf(code ? "  exit %d\n" : "\n", code);
     fflush(stdout);
     munmap(t.p50, 4096);
