@@ -33,6 +33,7 @@ static void close_stream(yard_stream stream)
     cudaFree(s->partial);
     cudaFree(s->arrivals);
     yard_cuda_attention_close(s);
+    yard_cuda_sample_close(&s->sample);
     if (s->stream)
         cudaStreamDestroy(s->stream);
     free(s->rows);
@@ -98,7 +99,10 @@ static const size_t arrivals_bytes = GEMM_MAX_ARRIVALS * sizeof(uint32_t);
 
 static size_t workspace_bytes(const yard_ops_config *config)
 {
-    return partial_bytes + arrivals_bytes + yard_cuda_attention_bytes(&config->limits);
+    const yard_ops_limits *limits = &config->limits;
+
+    return partial_bytes + arrivals_bytes + yard_cuda_attention_bytes(limits) +
+           (limits->max_vocab > 0 ? yard_cuda_sample_bytes(limits->max_tokens) : 0);
 }
 
 static yard_status open_workspace(cuda_stream *s, yard_error *err)
@@ -144,7 +148,8 @@ static yard_status open_stream(yard_stream *out, const yard_ops_config *config, 
     if (st == YARD_OK)
         st = yard_cuda_moe_open(err);
     if (st == YARD_OK)
-        st = yard_cuda_sample_open(err);
+        st = s->limits.max_vocab > 0 ? yard_cuda_sample_open(&s->sample, s->limits.max_tokens, err)
+                                     : YARD_OK;
     if (st == YARD_OK)
         st = yard_cuda_attention_open(s, err);
     if (st == YARD_OK)

@@ -6,6 +6,7 @@
 #include "ops/cuda/gemm.h"
 #include "ops/cuda/mla_decode.h"
 #include "ops/cuda/mla_prefill.h"
+#include "ops/cuda/sample.h"
 #include "ops/ops.h"
 
 enum { CUDA_VARIANTS = 11 };
@@ -42,6 +43,7 @@ typedef struct cuda_stream {
     uint32_t *arrivals;
     yard_mla_workspace mla;         /* items NULL: the limits have no such heads */
     yard_prefill_workspace prefill; /* states NULL: the same */
+    yard_sample_space sample;       /* slots NULL: the limits have no vocabulary */
     yard_error error;               /* the first one */
     char description[160];
 } cuda_stream;

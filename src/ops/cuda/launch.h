@@ -45,13 +45,10 @@ yard_status yard_cuda_quantise_launch(const yard_quantise_args *a, uint32_t max_
                                       yard_error *err);
 yard_status yard_cuda_select_rows_launch(const yard_select_rows_args *a, uint32_t max_rows,
                                          void *stream, yard_error *err);
-yard_status yard_cuda_sample_launch(const yard_sample_args *a, uint32_t max_rows, void *stream,
-                                    yard_error *err);
 
 /* Raise the shared memory limits of the kernels that need it, once per device. */
 yard_status yard_cuda_rows_open(yard_error *err);
 yard_status yard_cuda_moe_open(yard_error *err);
-yard_status yard_cuda_sample_open(yard_error *err);
 
 #ifdef __cplusplus
 }

@@ -31,4 +31,12 @@ OPERATION(silu_mul_quant, yard_cuda_silu_mul_launch, yard_silu_mul_args)
 OPERATION(residual_add, yard_cuda_residual_add_launch, yard_residual_add_args)
 OPERATION(quantise, yard_cuda_quantise_launch, yard_quantise_args)
 OPERATION(select_rows, yard_cuda_select_rows_launch, yard_select_rows_args)
-OPERATION(sample, yard_cuda_sample_launch, yard_sample_args)
+
+void yard_cuda_sample(yard_stream stream, const yard_sample_args *a)
+{
+    cuda_stream *s = cuda_of(stream);
+    yard_error err = { 0 };
+
+    yard_cuda_sample_launch(a, &s->sample, s->stream, &err);
+    yard_cuda_set_error(s, &err);
+}

@@ -1,245 +1,157 @@
 /* Sampling: bias, penalties, greedy, temperature, top-k, top-p, min-p and the draw. The CPU
  * definition's tokens: weights are the same whole numbers there. */
-#include "ops/cuda/launch.h"
+#include "ops/cuda/sample.h"
 
-#include "ops/cuda/sample_search.cuh"
+#include "ops/cuda/sample_draw.cuh"
+#include "ops/cuda/sample_look.cuh"
 
-enum { MAX_SAMPLE_BYTES = 227 << 10 };
+enum {
+    LOOK_BLOCKS = 4, /* of a processor */
+    WEIGH_BLOCKS = 4,
+    GATHER_BLOCKS = 4,
+    SLICE_BATCHES = 8
+};
 
-/* Logits become probabilities; returns the sum of their weights. */
-static __device__ __forceinline__ uint64_t make_probabilities(sampler *s, float largest,
-                                                              float temperature)
+/* How the rows are cut. */
+typedef struct cut {
+    uint32_t n_rows, n_slices, slice; /* logits of a slice */
+} cut;
+
+/* Slices of whole batches, as long as is needed for no more of them than blocks, but not so long
+ * that blocks have nothing to do at the end. The same in all kernels. */
+static __device__ __forceinline__ cut cut_rows(const sample_args &n)
 {
-    const float per = fminf(fmaxf(__frcp_rn(temperature), FLT_MIN), FLT_MAX);
-    uint32_t high_sum = 0, low_sum = 0, n = 0;
-    pair sum;
+    const uint32_t n_all = (uint32_t)*n.a.n_rows;
+    const uint32_t n_batches = (n.a.n_vocab + BATCH * BATCH_STEP - 1) / (BATCH * BATCH_STEP);
+    const uint32_t least = (n_batches + MAX_SLICES - 1) / MAX_SLICES;
+    uint32_t each = least;
+    cut c;
 
-    each_four(s, [&](float4 x, uint32_t i) {
-        const float v[4] = { x.x, x.y, x.z, x.w };
-        float e[4];
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            /* what is no number becomes minus infinity, and plus infinity the largest float */
-            const float logit = fminf(fmaxf(v[c], -CUDART_INF_F), FLT_MAX);
-            uint32_t high, low;
-
-            e[c] = probability_of(__fmul_rn(__fsub_rn(logit, largest), per));
-            digits_of(e[c], &high, &low);
-            high_sum += high;
-            low_sum += low;
-        }
-        n += 4;
-        *(float4 *)(slice_values() + i) = make_float4(e[0], e[1], e[2], e[3]);
-    });
-    sum =
-        over_cluster<added_words>(s, (pair){ high_sum - n * digit_bits, low_sum - n * digit_bits });
-    return (sum.a << LIMB_BITS) + sum.b;
+    c.n_rows = n_all > n.first ? min(n_all - n.first, n.n_slots) : 0;
+    while (each < max(least, (uint32_t)SLICE_BATCHES) &&
+           c.n_rows * ((n_batches + each - 1) / each) > n.n_room)
+        each++;
+    c.slice = each * BATCH * BATCH_STEP;
+    c.n_slices = (n_batches + each - 1) / each;
+    return c;
 }
 
-/* The sum of the weights from `least` on. */
-static __device__ __forceinline__ uint64_t sum_weights(sampler *s, uint64_t least)
+static __device__ __forceinline__ piece piece_at(const sample_args &n, const cut &c, uint32_t idx)
 {
-    uint32_t high_sum = 0, low_sum = 0;
-    pair sum;
+    const uint32_t slot = idx / c.n_slices;
+    piece w;
 
-    each_between(s, one_bits, least_bits, [&](float e, uint32_t) {
-        const uint64_t w = weight_of(s, e);
-        high_sum += w >= least ? (uint32_t)(w >> LIMB_BITS) : 0;
-        low_sum += w >= least ? (uint32_t)w & ((1u << LIMB_BITS) - 1) : 0;
-    });
-    sum = over_cluster<added_words>(s, (pair){ high_sum, low_sum });
-    return (sum.a << LIMB_BITS) + sum.b;
+    w.row = n.first + slot;
+    w.slot = &n.slots[slot];
+    w.n_slices = c.n_slices;
+    w.slice = idx % c.n_slices;
+    w.first = min(w.slice * c.slice, n.a.n_vocab);
+    w.n = min(c.slice, n.a.n_vocab - w.first);
+    return w;
 }
 
-/* Candidates after the first k lose their probability; returns what the others weigh. */
-static __device__ __forceinline__ uint64_t keep_top_k(sampler *s, uint32_t k, uint64_t all)
+static __global__ void __launch_bounds__(SAMPLE_THREADS, LOOK_BLOCKS)
+    sample_look_kernel(const __grid_constant__ sample_args n)
 {
-    uint64_t upto;
-    listed last;
-    uint32_t e, order;
-
-    s->counting = true;
-    if (sum_weights(s, 0) <= k) {
-        s->counting = false;
-        return all;
-    }
-    last = search(s, k, least_bits, false, &upto);
-    s->counting = false;
-    s->top = 0; /* the bins have counts */
-    e = (uint32_t)(last.rank >> 32);
-    order = (uint32_t)last.rank;
-    for (uint32_t i = threadIdx.x; i < s->n; i += SAMPLE_THREADS) {
-        const uint32_t mine = __float_as_uint(slice_values()[i]), id = s->first + i;
-
-        if (mine > e)
-            continue;
-        if (mine == e) {
-            const uint32_t at = logit_order(s->logits[id]);
-            if (at > order || (at == order && id <= last.id))
-                continue;
-        }
-        slice_values()[i] = 0.0f;
-    }
-    __syncthreads(); /* the slice is as it will be */
-    return sum_weights(s, 0);
-}
-
-/* As yard_cpu_sample_uniform. */
-static __device__ __forceinline__ uint64_t mix64(uint64_t z)
-{
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-    return z ^ z >> 31;
-}
-
-static __device__ __forceinline__ double uniform(uint64_t seed, uint64_t position)
-{
-    const uint64_t golden = 0x9e3779b97f4a7c15ull;
-
-    return (double)(mix64(mix64(seed + golden) + golden * (position + 1)) >> 11) * 0x1p-53;
-}
-
-static __device__ __forceinline__ uint32_t draw(sampler *s, const yard_sample_row *row,
-                                                slice_view view)
-{
-    const yard_sample_params *p = &row->params;
-    const bool any = view.largest > -CUDART_INF_F;
-    const pair all = over_cluster<largest_words>(
-        s, (pair){ any ? logit_order(view.largest) : 0u, view.not_finite });
-    const uint32_t order = (uint32_t)all.a;
-    uint32_t low;
-    uint64_t kept, wanted, upto;
-
-    s->finite = all.b == 0;
-    if (order == 0) /* no candidate */
-        return 0;
-    kept = make_probabilities(s, ordered_logit(order), p->temperature);
-    s->top = 0; /* the bins are empty */
-    if (p->top_k > 0)
-        kept = keep_top_k(s, (uint32_t)p->top_k, kept);
-    low = least_bits;
-    if (p->top_p < 1.0f) {
-        const double enough = ceil((double)p->top_p * (double)kept);
-
-        wanted = enough < 1.0 ? 1 : min((uint64_t)enough, kept);
-        low = least_possible(s, wanted, kept);
-        search(s, wanted, low, false, &upto);
-        kept = upto;
-    }
-    if (p->min_p > 0.0f) { /* the first candidate always counts */
-        const uint64_t first = 1ull << 2 * LIMB_BITS;
-        const uint64_t least = (uint64_t)ceil((double)p->min_p * (double)first);
-
-        kept = min(kept, max(sum_weights(s, least), first));
-    }
-    wanted = min((uint64_t)(uniform(p->seed, row->position) * (double)kept), kept - 1) + 1;
-    if (s->top != one_bits) /* no bins yet, or a part of the range */
-        low = least_possible(s, wanted, kept);
-    return search(s, wanted, low, true, &upto).id;
-}
-
-static __device__ __forceinline__ candidate largest_of_slice(sampler *s, slice_view view)
-{
-    largest_seen seen = { -CUDART_INF_F, 0 };
-    pair all;
-
-    each_four(s, [&](float4 x, uint32_t i) { see_four(&seen, x, s->first + i); });
-    all = over_cluster<largest_candidates>(s, (pair){ candidate_seen(seen), view.not_finite });
-    s->finite = all.b == 0;
-    return all.a;
-}
-
-static __device__ __forceinline__ void sample_row(const sample_args &n, sampler *s, uint32_t i)
-{
-    const yard_sample_row *row = &n.a.rows[i];
-    float *logits = n.a.logits + (size_t)i * n.a.n_vocab;
-    slice_view view;
-    uint32_t id;
-
-    s->logits = logits;
-    view = prepare_slice(s, row, logits, n.wide);
-    id = row->params.temperature > 0.0f ? draw(s, row, view) : id_of(largest_of_slice(s, view));
-    if (s->rank == 0 && threadIdx.x == 0) {
-        n.a.token[i] = (int32_t)id;
-        if (n.a.finite)
-            n.a.finite[i] = s->finite;
-    }
-    __syncthreads(); /* the next row's slice takes the same place */
-}
-
-static __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(SAMPLE_THREADS, 3)
-    sample_kernel(const __grid_constant__ sample_args n)
-{
-    const yard_sample_args &a = n.a;
-    const uint32_t step = gridDim.x / CLUSTER;
-    sampler s = {};
-
-    s.rank = cluster_rank();
-    s.n_vocab = a.n_vocab;
-    s.first = min(s.rank * n.slice, a.n_vocab);
-    s.n = min(n.slice, a.n_vocab - s.first);
     allow_next_kernel();
-    cluster_sync(); /* all blocks are there before one writes to another's memory */
     wait_previous_kernel();
-    const uint32_t n_rows = (uint32_t)*a.n_rows;
-    for (uint32_t i = blockIdx.x / CLUSTER; i < n_rows; i += step) {
-        if (is_plain_greedy(n, &a.rows[i]))
-            continue;
-        if (i + step < n_rows && !is_plain_greedy(n, &a.rows[i + step]))
-            prefetch_slice(&s, a.logits + (size_t)(i + step) * a.n_vocab);
-        sample_row(n, &s, i);
+    const cut c = cut_rows(n);
+    for (uint32_t i = blockIdx.x; i < c.n_rows * c.n_slices; i += gridDim.x) {
+        look(n, piece_at(n, c, i));
+        __syncthreads(); /* nobody needs shared memory any more */
     }
-    cluster_sync(); /* no block leaves while another may write to it */
 }
 
-static size_t shared_bytes(uint32_t slice)
+/* Backwards: the cache holds what the first kernel has read last. */
+static __global__ void __launch_bounds__(SAMPLE_THREADS, WEIGH_BLOCKS)
+    sample_weigh_kernel(const __grid_constant__ sample_args n)
 {
-    return sizeof(sample_shared) + slice * sizeof(float);
+    allow_next_kernel();
+    wait_previous_kernel();
+    const cut c = cut_rows(n);
+    const uint32_t n_pieces = c.n_rows * c.n_slices;
+    for (uint32_t i = blockIdx.x; i < n_pieces; i += gridDim.x) {
+        const piece w = piece_at(n, c, n_pieces - 1 - i);
+        if (n.a.rows[w.row].params.temperature > 0.0f)
+            weigh(n, w);
+        else if (w.slice == 0 && threadIdx.x < WARP_LANES)
+            finish_greedy(n, w);
+        __syncthreads(); /* nobody needs shared memory any more */
+    }
 }
 
-/* How many rows the device works on at once. One more would wait for a whole round of the others.
- */
-static uint32_t clusters_at_once(size_t n_shared_bytes)
+static __global__ void __launch_bounds__(SAMPLE_THREADS, GATHER_BLOCKS)
+    sample_gather_kernel(const __grid_constant__ sample_args n)
 {
-    cudaLaunchConfig_t config = {};
-    int n = 0;
-
-    config.gridDim = dim3(CLUSTER, 1, 1);
-    config.blockDim = dim3(SAMPLE_THREADS, 1, 1);
-    config.dynamicSmemBytes = n_shared_bytes;
-    if (cudaOccupancyMaxActiveClusters(&n, sample_kernel, &config) != cudaSuccess || n < 1)
-        return 1;
-    return (uint32_t)n;
+    allow_next_kernel();
+    wait_previous_kernel();
+    const cut c = cut_rows(n);
+    for (uint32_t i = blockIdx.x; i < c.n_rows * c.n_slices; i += gridDim.x) {
+        gather(n, piece_at(n, c, i));
+        __syncthreads(); /* nobody needs shared memory any more */
+    }
 }
 
-yard_status yard_cuda_sample_launch(const yard_sample_args *a, uint32_t max_rows, void *stream,
-                                    yard_error *err)
-{
-    const uint32_t slice = yard_ceil_div(yard_ceil_div(a->n_vocab, CLUSTER), 4) * 4;
-    const size_t n_bytes = shared_bytes(slice);
-    const sample_args n = { *a, slice, (uintptr_t)a->logits % 16 == 0 && a->n_vocab % 4 == 0 };
-    yard_status st;
+/* Rows that may be sampled by one round of the kernels. */
+enum { MAX_SLOTS = 512 };
 
-    if (n_bytes > MAX_SAMPLE_BYTES)
-        return yard_fail(err, YARD_EINVAL, "sample: want at most %zu ids, got %u",
-                         (MAX_SAMPLE_BYTES - sizeof(sample_shared)) / sizeof(float) * CLUSTER,
-                         a->n_vocab);
-    st = yard_cuda_sample_greedy_launch(&n, max_rows, stream, err);
-    if (st != YARD_OK)
-        return st;
-    return launch_rows(sample_kernel, grid_for(max_rows, 1, clusters_at_once(n_bytes)) * CLUSTER,
-                       SAMPLE_THREADS, n_bytes, n, "sample", stream, err);
+size_t yard_cuda_sample_bytes(uint32_t max_rows)
+{
+    return min(max_rows, (uint32_t)MAX_SLOTS) * sizeof(sample_slot);
 }
 
-yard_status yard_cuda_sample_open(yard_error *err)
+yard_status yard_cuda_sample_open(yard_sample_space *space, uint32_t max_rows, yard_error *err)
 {
-    cudaError_t code = cudaFuncSetAttribute(
-        sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, MAX_SAMPLE_BYTES);
+    const size_t n_bytes = yard_cuda_sample_bytes(max_rows);
+    int device = 0, n_processors = 0;
+    cudaError_t code = cudaGetDevice(&device);
 
-    if (code == cudaSuccess) /* room for as many blocks as fit */
-        code = cudaFuncSetAttribute(sample_kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                    cudaSharedmemCarveoutMaxShared);
+    space->max_rows = max_rows;
+    if (code == cudaSuccess)
+        code = cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, device);
+    if (code == cudaSuccess)
+        code = cudaMalloc(&space->slots, n_bytes);
+    if (code == cudaSuccess)
+        code = cudaMemset(space->slots, 0, n_bytes);
     if (code != cudaSuccess)
-        return yard_fail(err, YARD_EDEVICE, "sample: %s", cudaGetErrorString(code));
+        return yard_fail(err, code == cudaErrorMemoryAllocation ? YARD_ENOMEM : YARD_EDEVICE,
+                         "sample: %s", cudaGetErrorString(code));
+    space->n_room = (uint32_t)n_processors * WEIGH_BLOCKS;
     return YARD_OK;
+}
+
+void yard_cuda_sample_close(yard_sample_space *space)
+{
+    cudaFree(space->slots);
+}
+
+yard_status yard_cuda_sample_launch(const yard_sample_args *a, const yard_sample_space *space,
+                                    void *stream, yard_error *err)
+{
+    const uint32_t n_slots = min(space->max_rows, (uint32_t)MAX_SLOTS);
+    const uint32_t n_blocks = min(n_slots * MAX_SLICES, space->n_room);
+    sample_args n = { *a,
+                      (sample_slot *)space->slots,
+                      0,
+                      n_slots,
+                      space->n_room,
+                      (uintptr_t)a->logits % 16 == 0 && a->n_vocab % 4 == 0 };
+    yard_status st = YARD_OK;
+
+    if (!space->slots)
+        return yard_fail(err, YARD_EINVAL, "sample: want max_vocab above 0 in the limits, got 0");
+    if (a->n_vocab > MAX_SLICES * MAX_SLICE)
+        return yard_fail(err, YARD_EINVAL, "sample: want at most %d ids, got %u",
+                         MAX_SLICES * MAX_SLICE, a->n_vocab);
+    for (; st == YARD_OK && n.first < space->max_rows; n.first += n_slots) {
+        st = launch_rows(sample_look_kernel, n_blocks, SAMPLE_THREADS, sizeof(sample_shared), n,
+                         "sample", stream, err);
+        if (st == YARD_OK)
+            st = launch_rows(sample_weigh_kernel, n_blocks, SAMPLE_THREADS, sizeof(sample_shared),
+                             n, "sample", stream, err);
+        if (st == YARD_OK)
+            st = launch_rows(sample_gather_kernel, n_blocks, SAMPLE_THREADS, sizeof(sample_shared),
+                             n, "sample", stream, err);
+    }
+    return st;
 }

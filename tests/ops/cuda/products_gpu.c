@@ -15,7 +15,9 @@ static uint32_t below(gpu_test *t, uint32_t n)
 
 bool bed_open(bed *b, gpu_test *t, const char *variant)
 {
-    return bed_open_for(b, t, variant, &(yard_ops_limits){ .max_tokens = 1024, .max_rows = 8192 });
+    return bed_open_for(
+        b, t, variant,
+        &(yard_ops_limits){ .max_tokens = 1024, .max_rows = 8192, .max_vocab = 200000 });
 }
 
 bool bed_open_for(bed *b, gpu_test *t, const char *variant, const yard_ops_limits *limits)

@@ -180,6 +180,7 @@ void gpu_test_sample(gpu_test *test)
 {
     static const uint32_t vocabs[] = { 33, 1, 1000, 3584, 32000, 102400, 129280, 163840 };
     static const uint32_t counts[] = { 0, 1, 2, 7, 64, 129 };
+    static const uint32_t many[] = { 300, 600 }; /* the kernels run twice for the second */
     both t;
 
     if (!both_open(&t, test))
@@ -188,5 +189,8 @@ void gpu_test_sample(gpu_test *test)
         for (uint32_t c = 0; c < 6; c++)
             for (uint32_t variant = 0; variant < (v < 4 ? 5 * KINDS : c < 4 ? KINDS : 1); variant++)
                 sample_case(&t, counts[c], vocabs[v], variant + c);
+    for (uint32_t v = 0; v < 4; v++)
+        for (uint32_t c = 0; c < 2; c++)
+            sample_case(&t, many[c], vocabs[v], v + c);
     both_close(&t);
 }
