@@ -244,6 +244,47 @@ static void every_code(void **state)
     close_variants(streams, n_streams);
 }
 
+/* A NaN among the codes of a row is one in its results, and in no others. */
+static void nan_among_codes(void **state)
+{
+    enum { ROWS = 20, COLS = 200, MOST = 16 };
+    static const int32_t counts[] = { 1, 3, 5, MOST };
+    yard_stream streams[MAX_VARIANTS];
+    const uint32_t n_streams = open_variants(streams);
+    rng r = { 31 };
+    const random_matrix w = make_matrix(&r, YARD_FP8_E4M3, ROWS, COLS, 0, 0, 128);
+    const yard_rows x = random_rows(&r, YARD_FP8_E4M3, MOST, COLS);
+    const yard_rows y = random_rows(&r, YARD_F32, MOST, ROWS);
+    const yard_rows want = random_rows(&r, YARD_F32, MOST, ROWS);
+
+    (void)state;
+    for (uint32_t i = 0; i < 8; i++) {
+        const int32_t n = counts[i % 4], one = n / 2;
+        uint8_t *code = (uint8_t *)x.data + one * COLS + rng_below(&r, COLS);
+        const uint8_t was = *code;
+        const yard_linear_args a = { .n_rows = &n, .x = x, .w = w.m, .y = y };
+        yard_linear_args clean = a;
+
+        clean.y = want;
+        yard_ops_cpu.linear(streams[0], &clean);
+        *code = i < 4 ? 0x7f : 0xff;
+        for (uint32_t v = 0; v < n_streams; v++) {
+            yard_ops_cpu.linear(streams[v], &a);
+            for (int32_t e = 0; e < n * ROWS; e++)
+                if (e / ROWS == one)
+                    assert_true(isnan(((float *)y.data)[e]));
+                else
+                    assert_true(((float *)y.data)[e] == ((float *)want.data)[e]);
+        }
+        *code = was;
+    }
+    free_rows(x);
+    free_rows(y);
+    free_rows(want);
+    free_matrix(w);
+    close_variants(streams, n_streams);
+}
+
 /* Streams of all variants for longer rows, of this thread alone. */
 static uint32_t open_long(yard_stream *streams, uint32_t longest)
 {
@@ -682,6 +723,7 @@ int main(void)
         cmocka_unit_test(padded_rows),
         cmocka_unit_test(every_code),
         cmocka_unit_test(few_rows_of_codes),
+        cmocka_unit_test(nan_among_codes),
         cmocka_unit_test(amx_is_near),
         cmocka_unit_test(an_unknown_variant_is_refused),
         cmocka_unit_test(rows_are_independent),
