@@ -112,11 +112,14 @@ typedef struct yard_batch {
     uint32_t page_table_ld;
 } yard_batch;
 
-/* arguments */
+/* arguments. max_rows, where it is not said otherwise, bounds *n_rows (*n_tokens), and every buffer
+ * has room for so many rows: what lies behind *n_rows may be read, whatever it is, and is not
+ * written. A backend that cannot look at *n_rows sizes its work by it. 0: not known. */
 
 /* x[i] = table[token[i]] as f32 */
 typedef struct yard_embed_args {
     const int32_t *n_rows;
+    uint32_t max_rows;
     const int32_t *token;
     yard_matrix table;
     float *x; /* [n_rows, table.cols] */
@@ -125,6 +128,7 @@ typedef struct yard_embed_args {
 /* y = x / sqrt(mean(x^2) + eps) * weight, per row over n_cols. */
 typedef struct yard_rms_norm_args {
     const int32_t *n_rows;
+    uint32_t max_rows;
     uint32_t n_cols;
     yard_rows x;   /* F32 or BF16 */
     yard_rows add; /* data NULL, or F32/BF16: x += add first, written back; x must be F32 then */
@@ -201,6 +205,7 @@ typedef struct yard_rope {
 /* q[i, h, nope .. nope + rope) rotated in place. */
 typedef struct yard_rope_q_args {
     const yard_batch *batch;
+    uint32_t max_rows;
     uint32_t n_heads, head_dim; /* head_dim = nope + rope */
     yard_rope rope;
     yard_rows q;    /* [n_tokens, n_heads * head_dim] F32 or BF16 */
@@ -209,6 +214,7 @@ typedef struct yard_rope_q_args {
 /* kv[i] = [latent, k_rope]: normalises the latent, rotates k_rope, appends both to the cache. */
 typedef struct yard_rope_append_kv_args {
     const yard_batch *batch;
+    uint32_t max_rows;
     uint32_t kv_rank;
     yard_rows kv; /* [n_tokens, kv_rank + rope.n_dims] */
     yard_dtype norm_dtype;
@@ -252,6 +258,7 @@ typedef struct yard_mla_prefill_args {
 /* Rotates the keys of all rows and appends keys and values to the cache, rounded to its dtype. */
 typedef struct yard_gqa_append_kv_args {
     const yard_batch *batch;
+    uint32_t max_rows;
     uint32_t n_kv_heads, head_dim;
     yard_rope rope; /* n_dims = head_dim */
     yard_rows k;    /* [n_tokens, n_kv_heads * head_dim] F32 or BF16, not rotated, not changed */
@@ -288,6 +295,7 @@ typedef enum yard_group_value {
  * go to the lower index. Weights are the scores without bias. top_k: 1 to 64. */
 typedef struct yard_moe_route_args {
     const int32_t *n_rows;
+    uint32_t max_rows;
     uint32_t n_experts, top_k, n_groups, top_groups;
     yard_router_score score;
     yard_group_value group_value;
@@ -304,6 +312,7 @@ typedef struct yard_moe_route_args {
  * lie. */
 typedef struct yard_moe_scatter_args {
     const int32_t *n_tokens;
+    uint32_t max_rows;
     uint32_t n_experts, top_k, n_cols;
     const int32_t *expert; /* [n_tokens, top_k] */
     yard_rows x;           /* any dtype, scales travel too */
@@ -325,6 +334,7 @@ typedef struct yard_count_offsets_args {
 /* Local combine: y[i] = sum over k ascending of weight[i, k] * expert_y[row_index[i, k]], f32. */
 typedef struct yard_moe_gather_args {
     const int32_t *n_tokens;
+    uint32_t max_rows;
     uint32_t top_k, n_cols;
     const int32_t *row_index;
     const float *weight;
@@ -335,6 +345,7 @@ typedef struct yard_moe_gather_args {
 /* y = silu(gate) * up; gate_up holds gate in columns [0, n_cols), up in [n_cols, 2 n_cols). */
 typedef struct yard_silu_mul_args {
     const int32_t *n_rows;
+    uint32_t max_rows;
     uint32_t n_cols;
     yard_rows gate_up; /* F32 or BF16 */
     bool ue8m0;
@@ -344,6 +355,7 @@ typedef struct yard_silu_mul_args {
 /* x[i] += a[i] (+ b[i]); x is F32, a and b F32 or BF16, b may be absent (data NULL). */
 typedef struct yard_residual_add_args {
     const int32_t *n_rows;
+    uint32_t max_rows;
     uint32_t n_cols;
     float *x;
     yard_rows a, b;
@@ -352,6 +364,7 @@ typedef struct yard_residual_add_args {
 /* Rounds and quantises rows that no norm or activation made (attention outputs). */
 typedef struct yard_quantise_args {
     const int32_t *n_rows;
+    uint32_t max_rows;
     uint32_t n_cols;
     yard_rows x; /* F32 or BF16 */
     bool ue8m0;
@@ -361,6 +374,7 @@ typedef struct yard_quantise_args {
 /* out[i] = x[index[i]] for the rows that go on to the output head. */
 typedef struct yard_select_rows_args {
     const int32_t *n_rows; /* rows of out */
+    uint32_t max_rows;
     const int32_t *index;
     uint32_t n_cols;
     const float *x;

@@ -73,6 +73,7 @@ static void place_append(const yard_bench_ops_case *c, const yard_bench_ops_size
     yard_bench_ops_place_batch(size, set, 0, host);
     set->args.gqa_append = (yard_gqa_append_kv_args){
         .batch = &set->batch,
+        .max_rows = size->n_tokens,
         .n_kv_heads = m->n_kv_heads,
         .head_dim = m->rope_dims,
         .rope = { .inv_freq = inv_freq, .n_dims = m->rope_dims, .layout = m->rope_layout },

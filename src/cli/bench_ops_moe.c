@@ -18,6 +18,7 @@ static void place_route(const yard_bench_ops_case *c, const yard_bench_ops_size 
     (void)c;
     *a = (yard_moe_route_args){
         .n_rows = yard_bench_ops_take_count(set, n, host),
+        .max_rows = n,
         .n_experts = m->n_experts,
         .top_k = m->top_k,
         .n_groups = m->n_groups,
@@ -83,6 +84,7 @@ static void place_scatter(const yard_bench_ops_case *c, const yard_bench_ops_siz
     (void)c;
     *a = (yard_moe_scatter_args){
         .n_tokens = yard_bench_ops_take_count(set, size->n_tokens, host),
+        .max_rows = size->n_tokens,
         .n_experts = m->n_experts,
         .top_k = m->top_k,
         .n_cols = m->hidden,
@@ -129,6 +131,7 @@ static void place_gather(const yard_bench_ops_case *c, const yard_bench_ops_size
     (void)c;
     *a = (yard_moe_gather_args){
         .n_tokens = yard_bench_ops_take_count(set, size->n_tokens, host),
+        .max_rows = size->n_tokens,
         .top_k = m->top_k,
         .n_cols = m->hidden,
         .row_index = row_index,

@@ -42,6 +42,7 @@ static void place_norm(const yard_bench_ops_case *c, const yard_bench_ops_size *
     (void)c;
     set->args.norm = (yard_rms_norm_args){
         .n_rows = yard_bench_ops_take_count(set, n, host),
+        .max_rows = n,
         .n_cols = m->hidden,
         .x = yard_bench_ops_take_rows(set, YARD_F32, n, m->hidden, true),
         .weight_dtype = YARD_BF16,
@@ -78,6 +79,7 @@ static void place_silu(const yard_bench_ops_case *c, const yard_bench_ops_size *
     (void)c;
     set->args.silu = (yard_silu_mul_args){
         .n_rows = yard_bench_ops_take_count(set, n, host),
+        .max_rows = n,
         .n_cols = n_cols,
         .gate_up = yard_bench_ops_take_rows(set, YARD_BF16, n, 2 * n_cols, true),
         .y = place_out(m, set, n, n_cols),
@@ -115,6 +117,7 @@ static void place_quantise(const yard_bench_ops_case *c, const yard_bench_ops_si
     (void)c;
     *a = (yard_quantise_args){
         .n_rows = yard_bench_ops_take_count(set, n, host),
+        .max_rows = n,
         .n_cols = n_cols,
         .x = yard_bench_ops_take_rows(set, YARD_BF16, n, n_cols, true),
         .y = yard_bench_ops_take_rows(set, YARD_FP8_E4M3, n, n_cols, false),
@@ -161,6 +164,7 @@ static void place_append(const yard_bench_ops_case *c, const yard_bench_ops_size
     yard_bench_ops_place_batch(size, set, 0, host);
     *a = (yard_rope_append_kv_args){
         .batch = &set->batch,
+        .max_rows = size->n_tokens,
         .kv_rank = m->kv_rank,
         .kv = yard_bench_ops_take_rows(set, YARD_F32, n, width, true),
         .norm_dtype = YARD_BF16,
@@ -209,6 +213,7 @@ static void place_rope_q(const yard_bench_ops_case *c, const yard_bench_ops_size
     yard_bench_ops_place_batch(size, set, 0, host);
     *a = (yard_rope_q_args){
         .batch = &set->batch,
+        .max_rows = size->n_tokens,
         .n_heads = m->n_heads,
         .head_dim = head_dim,
         .rope = place_rope(size, set),
@@ -244,6 +249,7 @@ static void place_residual(const yard_bench_ops_case *c, const yard_bench_ops_si
     (void)c;
     *a = (yard_residual_add_args){
         .n_rows = yard_bench_ops_take_count(set, n, host),
+        .max_rows = n,
         .n_cols = hidden,
         .x = yard_bench_ops_take(set, YARD_F32, (size_t)n * hidden, true),
         .a = yard_bench_ops_take_rows(set, YARD_F32, n, hidden, true),

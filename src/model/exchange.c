@@ -230,6 +230,7 @@ void yard_exchange_send(yard_model *m, yard_part *p, bool fp8)
 static void take_local(yard_model *m, yard_part *p, bool fp8)
 {
     m->ops->moe_scatter(m->stream, &(yard_moe_scatter_args){ .n_tokens = p->batch.n_tokens,
+                                                             .max_rows = p->max_rows,
                                                              .n_experts = m->config.n_experts,
                                                              .top_k = m->config.top_k,
                                                              .n_cols = m->config.hidden,
@@ -285,6 +286,7 @@ void yard_exchange_finish(yard_model *m, yard_part *p)
         return;
     }
     m->ops->moe_gather(m->stream, &(yard_moe_gather_args){ .n_tokens = p->batch.n_tokens,
+                                                           .max_rows = p->max_rows,
                                                            .top_k = m->config.top_k,
                                                            .n_cols = m->config.hidden,
                                                            .row_index = p->row_index,

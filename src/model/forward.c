@@ -22,6 +22,7 @@ static yard_status run_pass(yard_model *m, const yard_schedule *schedule, yard_p
 static void forward(yard_model *m, const yard_schedule *schedule)
 {
     m->ops->embed(m->stream, &(yard_embed_args){ .n_rows = m->all.batch.n_tokens,
+                                                 .max_rows = m->all.max_rows,
                                                  .token = m->all.batch.token,
                                                  .table = m->weights->embed,
                                                  .x = m->all.x });
@@ -38,10 +39,11 @@ yard_status yard_model_forward(yard_model *m, const yard_schedule *schedule, yar
     return run_pass(m, schedule, YARD_PASS_FORWARD, forward, err);
 }
 
-static yard_rms_norm_args norm_args(const yard_model *m, const int32_t *n_rows, float *x,
-                                    const yard_vector *w, yard_rows y)
+static yard_rms_norm_args norm_args(const yard_model *m, const int32_t *n_rows, uint32_t max_rows,
+                                    float *x, const yard_vector *w, yard_rows y)
 {
     return (yard_rms_norm_args){ .n_rows = n_rows,
+                                 .max_rows = max_rows,
                                  .n_cols = w->n,
                                  .x = { .dtype = YARD_F32, .ld = w->n, .data = x },
                                  .weight_dtype = w->dtype,
@@ -56,7 +58,8 @@ yard_status yard_model_logits(yard_model *m, const int32_t *index, uint32_t n_ro
     const yard_matrix *head = m->drafted ? &m->weights->mtp[0].head : &m->weights->head;
     const yard_rows logits = { .dtype = YARD_F32, .ld = m->config.vocab, .data = m->logits };
     const int32_t *const n = yard_mirrored(&m->inputs, m->n_logits);
-    yard_rms_norm_args norm = norm_args(m, n, m->selected, final, m->selected_norm.plain);
+    const uint32_t max_rows = yard_model_bound_rows(n_rows, m->options.max_logits);
+    yard_rms_norm_args norm = norm_args(m, n, max_rows, m->selected, final, m->selected_norm.plain);
     yard_status st;
 
     *m->n_logits = (int32_t)n_rows;
@@ -66,6 +69,7 @@ yard_status yard_model_logits(yard_model *m, const int32_t *index, uint32_t n_ro
         return st;
     m->ops->select_rows(
         m->stream, &(yard_select_rows_args){ .n_rows = n,
+                                             .max_rows = max_rows,
                                              .index = yard_mirrored(&m->inputs, m->logit_index),
                                              .n_cols = m->config.hidden,
                                              .x = m->all.x,
@@ -73,8 +77,7 @@ yard_status yard_model_logits(yard_model *m, const int32_t *index, uint32_t n_ro
     norm.y.quant = m->selected_norm.quant;
     norm.ue8m0 = m->config.ue8m0;
     m->ops->rms_norm_quant(m->stream, &norm);
-    yard_model_linear(m, &m->selected_norm, n, yard_model_bound_rows(n_rows, m->options.max_logits),
-                      head, logits);
+    yard_model_linear(m, &m->selected_norm, n, max_rows, head, logits);
     if (m->ops->in_host_memory)
         m->ops->synchronise(m->stream);
     return m->ops->check(m->stream, err);
@@ -90,16 +93,17 @@ static void draft(yard_model *m, const yard_schedule *schedule)
     yard_rms_norm_args norm;
 
     if (m->config.mtp_reads_normed_hidden) {
-        norm = norm_args(m, n, m->all.x, &m->weights->final_norm, x);
+        norm = norm_args(m, n, m->all.max_rows, m->all.x, &m->weights->final_norm, x);
         m->ops->rms_norm_quant(m->stream, &norm);
     }
     m->ops->embed(m->stream, &(yard_embed_args){ .n_rows = n,
+                                                 .max_rows = m->all.max_rows,
                                                  .token = yard_mirrored(&m->inputs, m->next_token),
                                                  .table = w->embed,
                                                  .x = m->next_embed });
-    norm = norm_args(m, n, m->next_embed, &w->enorm, m->joined);
+    norm = norm_args(m, n, m->all.max_rows, m->next_embed, &w->enorm, m->joined);
     m->ops->rms_norm_quant(m->stream, &norm);
-    norm = norm_args(m, n, m->all.x, &w->hnorm, joined_hidden);
+    norm = norm_args(m, n, m->all.max_rows, m->all.x, &w->hnorm, joined_hidden);
     m->ops->rms_norm_quant(m->stream, &norm);
     yard_model_linear(m, &joined, n, m->all.max_rows, &w->eh_proj, x);
     yard_model_issue_layers(m, schedule, m->config.n_layers, m->config.n_layers + 1);

@@ -23,6 +23,7 @@ static void norm(yard_model *m, const yard_part *p, yard_rows x, yard_rows add,
                  const yard_vector *w, const activation *y)
 {
     m->ops->rms_norm_quant(m->stream, &(yard_rms_norm_args){ .n_rows = p->batch.n_tokens,
+                                                             .max_rows = p->max_rows,
                                                              .n_cols = w->n,
                                                              .x = x,
                                                              .add = add,
@@ -76,6 +77,7 @@ static void mla_input(yard_model *m, yard_part *p, const yard_layer *layer)
 
     linear(m, p, &p->h, &w->kv_a, p->kv_a);
     m->ops->rope_append_kv(m->stream, &(yard_rope_append_kv_args){ .batch = &p->batch,
+                                                                   .max_rows = p->max_rows,
                                                                    .kv_rank = c->kv_rank,
                                                                    .kv = p->kv_a,
                                                                    .norm_dtype = w->kv_a_norm.dtype,
@@ -86,6 +88,7 @@ static void mla_input(yard_model *m, yard_part *p, const yard_layer *layer)
                                                                    .ue8m0 = c->ue8m0 });
     project_queries(m, p, w);
     m->ops->rope_q(m->stream, &(yard_rope_q_args){ .batch = &p->batch,
+                                                   .max_rows = p->max_rows,
                                                    .n_heads = m->share.heads.n,
                                                    .head_dim = c->nope_dims + c->rope_dims,
                                                    .rope = rope,
@@ -166,6 +169,7 @@ static void route(yard_model *m, yard_part *p, const yard_moe_weights *w)
 
     linear(m, p, &p->h, &w->router, logits);
     m->ops->moe_route(m->stream, &(yard_moe_route_args){ .n_rows = p->batch.n_tokens,
+                                                         .max_rows = p->max_rows,
                                                          .n_experts = c->n_experts,
                                                          .top_k = c->top_k,
                                                          .n_groups = c->n_groups,
@@ -186,6 +190,7 @@ static void stage_attend(yard_model *m, yard_part *p, const yard_layer *layer)
     if (p->attended.quant.data)
         m->ops->quantise(m->stream,
                          &(yard_quantise_args){ .n_rows = p->batch.n_tokens,
+                                                .max_rows = p->max_rows,
                                                 .n_cols = m->share.heads.n * m->config.v_dims,
                                                 .x = p->attended.plain,
                                                 .ue8m0 = m->config.ue8m0,
@@ -209,6 +214,7 @@ static void dense_mlp(yard_model *m, yard_part *p, const yard_mlp_weights *w)
     linear(m, p, &p->h, &w->gate, p->mlp_gate_up);
     linear(m, p, &p->h, &w->up, yard_columns(p->mlp_gate_up, inter));
     m->ops->silu_mul_quant(m->stream, &(yard_silu_mul_args){ .n_rows = p->batch.n_tokens,
+                                                             .max_rows = p->max_rows,
                                                              .n_cols = inter,
                                                              .gate_up = p->mlp_gate_up,
                                                              .ue8m0 = m->config.ue8m0,
@@ -279,6 +285,7 @@ static void stage_experts(yard_model *m, yard_part *p, const yard_layer *layer)
     grouped(m, p, &m->expert_x, w->up, yard_columns(m->expert_gate_up, inter));
     m->ops->silu_mul_quant(m->stream,
                            &(yard_silu_mul_args){ .n_rows = m->offset + m->share.experts.n,
+                                                  .max_rows = most_expert_rows(m, p),
                                                   .n_cols = inter,
                                                   .gate_up = m->expert_gate_up,
                                                   .ue8m0 = m->config.ue8m0,
@@ -301,6 +308,7 @@ static void stage_receive(yard_model *m, yard_part *p, const yard_layer *layer)
             second = p->delta;
     }
     m->ops->residual_add(m->stream, &(yard_residual_add_args){ .n_rows = p->batch.n_tokens,
+                                                               .max_rows = p->max_rows,
                                                                .n_cols = c->hidden,
                                                                .x = p->x,
                                                                .a = is_moe ? routed : p->delta,

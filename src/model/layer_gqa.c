@@ -9,6 +9,7 @@ void yard_model_gqa_input(yard_model *m, yard_part *p, const yard_layer *layer)
     yard_model_linear(m, &p->h, p->batch.n_tokens, p->max_rows, &w->k, p->k);
     yard_model_linear(m, &p->h, p->batch.n_tokens, p->max_rows, &w->v, p->v);
     m->ops->gqa_append_kv(m->stream, &(yard_gqa_append_kv_args){ .batch = &p->batch,
+                                                                 .max_rows = p->max_rows,
                                                                  .n_kv_heads = m->share.kv_heads.n,
                                                                  .head_dim = c->rope_dims,
                                                                  .rope = yard_model_rope(m),
@@ -17,6 +18,7 @@ void yard_model_gqa_input(yard_model *m, yard_part *p, const yard_layer *layer)
                                                                  .cache = layer->cache });
     yard_model_linear(m, &p->h, p->batch.n_tokens, p->max_rows, &w->q_b, p->q);
     m->ops->rope_q(m->stream, &(yard_rope_q_args){ .batch = &p->batch,
+                                                   .max_rows = p->max_rows,
                                                    .n_heads = m->share.heads.n,
                                                    .head_dim = c->rope_dims,
                                                    .rope = yard_model_rope(m),

@@ -107,7 +107,9 @@ static void cut_part(yard_model *m, uint32_t half, uint32_t first, uint32_t n)
 
     *p = m->all;
     p->n_tokens = (int32_t)n;
-    p->max_rows = yard_model_bound_rows((m->all.max_rows + 1) / 2, m->options.max_tokens);
+    /* the same on all ranks, and the second half's buffers have no room for more */
+    p->max_rows = yard_model_bound_rows((m->all.max_rows + 1) / 2,
+                                        max_u32((m->options.max_tokens + 1 - half) / 2, 1));
     p->batch.n_tokens = yard_mirrored(&m->inputs, &m->count[1 + half]);
     skip_batch(&p->batch, first);
     p->x += first * hidden;

@@ -111,6 +111,7 @@ static void append_case(both *t, uint32_t n, uint32_t rank, uint32_t n_dims, uin
                              .layout = variant % 5 ? YARD_ROPE_PAIRS : YARD_ROPE_HALVES };
     const yard_rope_append_kv_args host = {
         .batch = &k.host,
+        .max_rows = variant % 3 == 2 ? 0 : n + SPARE_ROWS,
         .kv_rank = rank,
         .kv = kv.host,
         .norm_dtype = weight_dtype,
@@ -151,6 +152,7 @@ static void rope_q_case(both *t, uint32_t n, uint32_t n_heads, uint32_t nope, ui
                                 width + variant % 3, true);
     const yard_rope_q_args host = {
         .batch = &k.host,
+        .max_rows = variant % 3 == 2 ? 0 : n + SPARE_ROWS,
         .n_heads = n_heads,
         .head_dim = nope + n_dims,
         .rope = { .inv_freq = freq.host,
@@ -187,6 +189,7 @@ static void gqa_case(both *t, uint32_t n, uint32_t n_heads, uint32_t head_dim, u
                                 k.n_pages * YARD_PAGE_TOKENS, 2 * width, 2 * width, false);
     const yard_gqa_append_kv_args host = {
         .batch = &k.host,
+        .max_rows = variant % 3 == 2 ? 0 : n + SPARE_ROWS,
         .n_kv_heads = n_heads,
         .head_dim = head_dim,
         .rope = { .inv_freq = freq.host, .n_dims = head_dim, .layout = YARD_ROPE_HALVES },
@@ -237,6 +240,12 @@ void gpu_test_rope(gpu_test *test)
         rope_q_case(&t, counts[c], 64, 128, 64, variant);
         rope_q_case(&t, counts[c], 32, 0, 128, variant);
         gqa_case(&t, counts[c], 8, 128, variant);
+    }
+    for (int fp8 = 0; fp8 < 2; fp8++) {
+        append_case(&t, 7, 1100, 32, 0, fp8); /* three pieces, the last not whole */
+        append_case(&t, 7, 1024, 64, 0, fp8);
+        if (!test->quick) /* more than there are blocks */
+            append_case(&t, 1300, 128, 32, 0, fp8);
     }
     both_close(&t);
 }
