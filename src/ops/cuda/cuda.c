@@ -144,8 +144,6 @@ static yard_status open_stream(yard_stream *out, const yard_ops_config *config, 
     if (st == YARD_OK)
         st = yard_cuda_heads_open(err);
     if (st == YARD_OK)
-        st = yard_cuda_rows_open(err);
-    if (st == YARD_OK)
         st = yard_cuda_moe_open(err);
     if (st == YARD_OK)
         st = s->limits.max_vocab > 0 ? yard_cuda_sample_open(&s->sample, s->limits.max_tokens, err)

@@ -47,7 +47,6 @@ yard_status yard_cuda_select_rows_launch(const yard_select_rows_args *a, uint32_
                                          void *stream, yard_error *err);
 
 /* Raise the shared memory limits of the kernels that need it, once per device. */
-yard_status yard_cuda_rows_open(yard_error *err);
 yard_status yard_cuda_moe_open(yard_error *err);
 
 #ifdef __cplusplus

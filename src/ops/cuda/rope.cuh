@@ -27,23 +27,9 @@ static __device__ __forceinline__ float2 turn_of(const yard_rope &rope, int32_t 
     return make_float2((float)c, (float)s);
 }
 
-static __device__ __forceinline__ float load_one(const yard_rows &x, size_t at)
-{
-    return x.dtype == YARD_BF16 ? __uint_as_float((uint32_t)((const uint16_t *)x.data)[at] << 16)
-                                : ((const float *)x.data)[at];
-}
-
-static __device__ __forceinline__ void store_one(const yard_rows &y, size_t at, float x)
-{
-    if (y.dtype == YARD_BF16)
-        ((uint16_t *)y.data)[at] = (uint16_t)pack_bf16(x, 0.0f);
-    else
-        ((float *)y.data)[at] = x;
-}
-
 /* The rotated parts of HEADS heads, one after the other at strides of x and y: element x_at of x to
  * element y_at of y, which may be the same place: all lanes have read before any writes. A lane
- * takes PAIRS pairs of a head. turn(i) gives pair i's cosine and sine. */
+ * takes PAIRS pairs of a head. turn(i, p) gives the cosine and sine of pair i, the lane's p-th. */
 template <int HEADS, int PAIRS, typename TURN>
 static __device__ __forceinline__ void
 rotate(const yard_rope &rope, TURN turn, const yard_rows &x, size_t x_at, size_t x_stride,
@@ -72,7 +58,7 @@ rotate(const yard_rope &rope, TURN turn, const yard_rows &x, size_t x_at, size_t
         const uint32_t i = p * WARP_LANES + lane;
         if (i >= half)
             break;
-        const float2 t = turn(i);
+        const float2 t = turn(i, p);
 #pragma unroll
         for (uint32_t h = 0; h < HEADS; h++) {
             const size_t at = y_at + h * y_stride + i;
@@ -84,86 +70,102 @@ rotate(const yard_rope &rope, TURN turn, const yard_rows &x, size_t x_at, size_t
     }
 }
 
-/* Whether two pairs next to each other are whole aligned accesses on both sides, and a head's are a
- * part of a warp's. */
-static __device__ __forceinline__ bool is_in_fours(const yard_rope &rope, const yard_rows &x,
-                                                   size_t x_at, size_t x_stride, const yard_rows &y,
-                                                   size_t y_at, size_t y_stride)
+/* Whether four pairs next to each other are whole aligned accesses on both sides, and a head's are
+ * a part of a warp's. */
+static __device__ __forceinline__ bool is_in_eights(const yard_rope &rope, const yard_rows &x,
+                                                    size_t x_at, size_t x_stride,
+                                                    const yard_rows &y, size_t y_at,
+                                                    size_t y_stride)
 {
     const size_t places = x_at | x_stride | y_at | y_stride;
     const uintptr_t bases = (uintptr_t)x.data | (uintptr_t)y.data;
 
-    return x.dtype == YARD_BF16 && y.dtype == YARD_BF16 && places % 4 == 0 && bases % 8 == 0 &&
-           rope.n_dims % 8 == 0 && 4 * WARP_LANES % rope.n_dims == 0;
+    return x.dtype == YARD_BF16 && y.dtype == YARD_BF16 && places % 8 == 0 && bases % 16 == 0 &&
+           rope.n_dims % 8 == 0 && 8 * WARP_LANES % rope.n_dims == 0;
 }
 
-/* As rotate for bf16: a lane takes two neighbouring pairs of a head, so a warp does
- * 4 * WARP_LANES / n_dims heads together, HEADS times. */
-template <int HEADS, typename TURN>
-static __device__ __forceinline__ void
-rotate_fours(const yard_rope &rope, TURN turn, const yard_rows &x, size_t x_at, size_t x_stride,
-             const yard_rows &y, size_t y_at, size_t y_stride, uint32_t n_heads, uint32_t lane)
+/* Two neighbouring pairs turned: a's to *low, b's to *high. */
+static __device__ __forceinline__ void turn_two(uint32_t a, uint32_t b, float2 t, float2 u,
+                                                uint32_t *low, uint32_t *high)
 {
-    const uint32_t half = rope.n_dims / 2, head_lanes = rope.n_dims / 4;
-    const uint32_t i = lane % head_lanes * 2, at_once = WARP_LANES / head_lanes;
+    const float a0 = __uint_as_float(a << 16), a1 = __uint_as_float(a & 0xffff0000u);
+    const float b0 = __uint_as_float(b << 16), b1 = __uint_as_float(b & 0xffff0000u);
+
+    *low = pack_bf16(__fsub_rn(__fmul_rn(a0, t.x), __fmul_rn(b0, t.y)),
+                     __fsub_rn(__fmul_rn(a1, u.x), __fmul_rn(b1, u.y)));
+    *high = pack_bf16(__fadd_rn(__fmul_rn(b0, t.x), __fmul_rn(a0, t.y)),
+                      __fadd_rn(__fmul_rn(b1, u.x), __fmul_rn(a1, u.y)));
+}
+
+/* As rotate for bf16: a lane takes four neighbouring pairs of a head, so a warp does
+ * 8 * WARP_LANES / n_dims heads together, ROUNDS times: the next ones are `step` heads on. */
+template <int ROUNDS>
+static __device__ __forceinline__ void
+rotate_eights(const yard_rope &rope, const float2 *turns, const yard_rows &x, size_t x_at,
+              size_t x_stride, const yard_rows &y, size_t y_at, size_t y_stride, uint32_t step,
+              uint32_t n_heads, uint32_t lane)
+{
+    const uint32_t half = rope.n_dims / 2, head_lanes = rope.n_dims / 8;
+    const uint32_t i = lane % head_lanes * 4;
     const uint16_t *from = (const uint16_t *)x.data + x_at;
     uint16_t *to = (uint16_t *)y.data + y_at;
-    uint32_t first[HEADS], second[HEADS]; /* interleaved: pairs i, i + 1; halves: both a, both b */
+    const bool halves = rope.layout == YARD_ROPE_HALVES;
+    uint4 raw[ROUNDS]; /* four pairs, or four a's and four b's */
 
 #pragma unroll
-    for (uint32_t h = 0; h < HEADS; h++) {
-        const uint32_t head = h * at_once + lane / head_lanes;
+    for (uint32_t r = 0; r < ROUNDS; r++) {
+        const uint32_t head = r * step + lane / head_lanes;
         const uint16_t *p = from + head * x_stride;
-        first[h] = second[h] = 0;
         if (head >= n_heads)
             continue;
-        if (rope.layout == YARD_ROPE_HALVES) {
-            first[h] = *(const uint32_t *)(p + i);
-            second[h] = *(const uint32_t *)(p + half + i);
+        if (halves) {
+            const uint2 a = *(const uint2 *)(p + i), b = *(const uint2 *)(p + half + i);
+            raw[r] = make_uint4(a.x, a.y, b.x, b.y);
         } else {
-            const uint2 both = *(const uint2 *)(p + 2 * i);
-            first[h] = both.x & 0xffffu | both.y << 16;
-            second[h] = both.x >> 16 | both.y & 0xffff0000u;
+            raw[r] = *(const uint4 *)(p + 2 * i);
         }
     }
-    const float2 t = turn(i), u = turn(i + 1);
-    __syncwarp();
+    const float4 t = *(const float4 *)(turns + i), u = *(const float4 *)(turns + i + 2);
+    __syncwarp(); /* all lanes have read what they may overwrite */
 #pragma unroll
-    for (uint32_t h = 0; h < HEADS; h++) {
-        const uint32_t head = h * at_once + lane / head_lanes;
-        const float a = __uint_as_float(first[h] << 16), b = __uint_as_float(second[h] << 16);
-        const float c = __uint_as_float(first[h] & 0xffff0000u);
-        const float d = __uint_as_float(second[h] & 0xffff0000u);
+    for (uint32_t r = 0; r < ROUNDS; r++) {
+        const uint32_t head = r * step + lane / head_lanes;
+        uint4 x4 = raw[r];
+        uint2 low, high;
         if (head >= n_heads)
             return;
-        *(uint32_t *)(to + head * y_stride + i) =
-            pack_bf16(__fsub_rn(__fmul_rn(a, t.x), __fmul_rn(b, t.y)),
-                      __fsub_rn(__fmul_rn(c, u.x), __fmul_rn(d, u.y)));
-        *(uint32_t *)(to + head * y_stride + half + i) =
-            pack_bf16(__fadd_rn(__fmul_rn(b, t.x), __fmul_rn(a, t.y)),
-                      __fadd_rn(__fmul_rn(d, u.x), __fmul_rn(c, u.y)));
+        if (!halves)
+            x4 = make_uint4(__byte_perm(x4.x, x4.y, 0x5410), __byte_perm(x4.z, x4.w, 0x5410),
+                            __byte_perm(x4.x, x4.y, 0x7632), __byte_perm(x4.z, x4.w, 0x7632));
+        turn_two(x4.x, x4.z, make_float2(t.x, t.y), make_float2(t.z, t.w), &low.x, &high.x);
+        turn_two(x4.y, x4.w, make_float2(u.x, u.y), make_float2(u.z, u.w), &low.y, &high.y);
+        *(uint2 *)(to + head * y_stride + i) = low;
+        *(uint2 *)(to + head * y_stride + half + i) = high;
     }
 }
 
-/* n_heads heads of a token, by n_warps warps taking several a lane at a time. */
-template <typename TURN>
-static __device__ __forceinline__ void
-rotate_heads(const yard_rope &rope, TURN turn, const yard_rows &x, size_t x_at, size_t x_stride,
-             const yard_rows &y, size_t y_at, size_t y_stride, uint32_t n_heads, uint32_t warp,
-             uint32_t n_warps, uint32_t lane)
+/* n_heads heads of a token, by n_warps warps; turns: of all its pairs, 16-byte aligned. */
+static __device__ __forceinline__ void rotate_heads(const yard_rope &rope, const float2 *turns,
+                                                    const yard_rows &x, size_t x_at,
+                                                    size_t x_stride, const yard_rows &y,
+                                                    size_t y_at, size_t y_stride, uint32_t n_heads,
+                                                    uint32_t warp, uint32_t n_warps, uint32_t lane)
 {
     enum { ROUNDS = 2 };
-    const bool fours = is_in_fours(rope, x, x_at, x_stride, y, y_at, y_stride);
-    const uint32_t at_once = fours                ? ROUNDS * 4 * WARP_LANES / rope.n_dims
+    const bool eights = is_in_eights(rope, x, x_at, x_stride, y, y_at, y_stride);
+    const uint32_t at_once = eights               ? 8 * WARP_LANES / rope.n_dims
                              : rope.n_dims <= 64  ? 4
                              : rope.n_dims <= 128 ? 2
                                                   : 1;
+    const uint32_t step = n_warps * at_once;
+    const auto turn = [&](uint32_t i, uint32_t) { return turns[i]; };
 
-    for (uint32_t h = warp * at_once; h < n_heads; h += n_warps * at_once) {
+    for (uint32_t h = warp * at_once; h < n_heads; h += (eights ? ROUNDS : 1) * step) {
         const size_t from = x_at + h * x_stride, to = y_at + h * y_stride;
         const uint32_t left = n_heads - h;
-        if (fours)
-            rotate_fours<ROUNDS>(rope, turn, x, from, x_stride, y, to, y_stride, left, lane);
+        if (eights)
+            rotate_eights<ROUNDS>(rope, turns, x, from, x_stride, y, to, y_stride, step, left,
+                                  lane);
         else if (at_once == 4)
             rotate<4, 1>(rope, turn, x, from, x_stride, y, to, y_stride, left, lane);
         else if (at_once == 2)
@@ -173,14 +175,17 @@ rotate_heads(const yard_rope &rope, TURN turn, const yard_rows &x, size_t x_at, 
     }
 }
 
-/* One head, with turns computed here. */
-static __device__ __forceinline__ void rotate_head(const yard_rope &rope, int32_t position,
-                                                   const yard_rows &x, size_t x_at,
-                                                   const yard_rows &y, size_t y_at, uint32_t lane)
+/* The turns of a head's pairs, the lane's. */
+static __device__ __forceinline__ void make_lane_turns(const yard_rope &rope, int32_t position,
+                                                       uint32_t lane,
+                                                       float2 (&turn)[ROPE_LANE_PAIRS])
 {
-    rotate<1, ROPE_LANE_PAIRS>(
-        rope, [&](uint32_t i) { return turn_of(rope, position, i); }, x, x_at, 0, y, y_at, 0, 1,
-        lane);
+#pragma unroll
+    for (uint32_t p = 0; p < ROPE_LANE_PAIRS; p++) {
+        const uint32_t i = p * WARP_LANES + lane;
+        if (i < rope.n_dims / 2)
+            turn[p] = turn_of(rope, position, i);
+    }
 }
 
 #endif

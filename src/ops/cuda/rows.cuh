@@ -49,6 +49,20 @@ static __device__ __forceinline__ void store_words(void *to, const uint32_t (&wo
     *(uint32_t *)to = word[0];
 }
 
+static __device__ __forceinline__ float load_one(const yard_rows &x, size_t at)
+{
+    return x.dtype == YARD_BF16 ? __uint_as_float((uint32_t)((const uint16_t *)x.data)[at] << 16)
+                                : ((const float *)x.data)[at];
+}
+
+static __device__ __forceinline__ void store_one(const yard_rows &y, size_t at, float x)
+{
+    if (y.dtype == YARD_BF16)
+        ((uint16_t *)y.data)[at] = (uint16_t)pack_bf16(x, 0.0f);
+    else
+        ((float *)y.data)[at] = x;
+}
+
 /* N values, eight or four, from column col of a row that begins at `at`; 0 beyond n_cols. wide: see
  * is_wide. */
 template <int N = LANE_COLS>
@@ -180,6 +194,15 @@ static __device__ __forceinline__ void emit_values(const yard_out &y, size_t row
         store_values(y.plain, row * y.plain.ld, col, n_cols, wide, x);
     if (y.quant.data)
         quantise_values(y.quant, row, col, n_cols, ue8m0, wide, x);
+}
+
+/* Whether the row that a block begins with may be read. Where the room is known this does not wait
+ * for the count: row and count are on their way together, and what turns out not to be a row is not
+ * written. */
+static __device__ __forceinline__ bool may_read_row(uint32_t row, const int32_t *n_rows,
+                                                    uint32_t max_rows)
+{
+    return max_rows ? row < max_rows : row < (uint32_t)*n_rows;
 }
 
 enum { ITEM_THREADS = 256, ITEM_MAX_BLOCKS = 132 * 8 }; /* of kernels of independent items */
