@@ -23,6 +23,13 @@ typedef struct route_shared {
     uint32_t taken[ROUTE_MAX_WARPS]; /* experts of a warp; of them numbers, in the upper half */
 } route_shared;
 
+typedef struct route_args {
+    yard_moe_route_args a;
+    uint32_t group_size;
+    uint32_t each;      /* the largest keys of a warp that are compared with other warps' */
+    uint32_t log_parts; /* of the lanes that compare one of them */
+} route_args;
+
 /* Larger numbers have larger keys, equal ones equal keys; not a number: 0, below all numbers. */
 static __device__ __forceinline__ uint32_t order_key(float x)
 {
@@ -128,10 +135,12 @@ static __device__ __forceinline__ uint32_t warps_before(const yard_moe_route_arg
 }
 
 /* The expert's choice, or minus infinity outside the best groups. */
-static __device__ __forceinline__ float in_best_groups(const yard_moe_route_args &a,
-                                                       route_shared *m, float choice)
+static __device__ __forceinline__ float in_best_groups(const route_args &r, route_shared *m,
+                                                       float choice)
 {
-    const uint32_t size = a.n_experts / a.n_groups, g = threadIdx.x / size;
+    const yard_moe_route_args &a = r.a;
+    const uint32_t size = r.group_size;
+    const uint32_t g = size == WARP_LANES ? threadIdx.x / WARP_LANES : threadIdx.x / size;
     uint32_t before;
 
     m->value[threadIdx.x] = choice;
@@ -151,36 +160,45 @@ static __device__ __forceinline__ float in_best_groups(const yard_moe_route_args
     return before < a.top_groups ? choice : -CUDART_INF_F;
 }
 
-/* How many of the n keys from the begin-th four on, each step-th four, are larger; n is a multiple
- * of four. */
-static __device__ __forceinline__ uint32_t count_larger(const uint32_t *keys, uint32_t n,
-                                                        uint32_t begin, uint32_t step,
-                                                        uint32_t mine)
+/* *n += a >= b, in two instructions. */
+static __device__ __forceinline__ void add_not_below(uint32_t *n, uint32_t a, uint32_t b)
 {
-    uint32_t larger = 0;
+    asm("{\n.reg .u32 r;\nsub.cc.u32 r, %1, %2;\naddc.u32 %0, %0, 0;\n}"
+        : "+r"(*n)
+        : "r"(a), "r"(b));
+}
+
+/* How many of the n keys from the begin-th four on, each step-th four, are not larger; n is a
+ * multiple of four. */
+static __device__ __forceinline__ uint32_t count_not_larger(const uint32_t *keys, uint32_t n,
+                                                            uint32_t begin, uint32_t step,
+                                                            uint32_t mine)
+{
+    uint32_t count = 0;
 
 #pragma unroll 8
     for (uint32_t i = begin * 4; i < n; i += step * 4) {
         const uint4 k = *(const uint4 *)(keys + i);
-        larger += (k.x > mine) + (k.y > mine) + (k.z > mine) + (k.w > mine);
+        add_not_below(&count, mine, k.x);
+        add_not_below(&count, mine, k.y);
+        add_not_below(&count, mine, k.z);
+        add_not_below(&count, mine, k.w);
     }
-    return larger;
+    return count;
 }
 
-/* How many of the warps' n largest are larger than each, into the keys' place. A few lanes take one
- * of them. */
-static __device__ __forceinline__ void rank_best(route_shared *m, uint32_t n)
+/* How many of the warps' n largest are larger than each, into the keys' place. A few lanes, a power
+ * of two, take one of them. */
+static __device__ __forceinline__ void rank_best(const route_args &r, route_shared *m, uint32_t n)
 {
-    uint32_t parts = 1, larger;
+    const uint32_t parts = 1u << r.log_parts, i = threadIdx.x >> r.log_parts;
+    uint32_t others;
 
-    while (parts < WARP_LANES && 2 * parts * n <= blockDim.x)
-        parts *= 2;
-    const uint32_t i = threadIdx.x / parts, part = threadIdx.x % parts;
-    larger = i < n ? count_larger(m->best, n, part, parts, m->best[i]) : 0;
+    others = i < n ? count_not_larger(m->best, n, threadIdx.x % parts, parts, m->best[i]) : 0;
     for (uint32_t d = parts / 2; d > 0; d /= 2)
-        larger += __shfl_xor_sync(0xffffffffu, larger, (int)d);
-    if (i < n && part == 0)
-        m->key[i] = larger;
+        others += __shfl_xor_sync(0xffffffffu, others, (int)d);
+    if (i < n && threadIdx.x % parts == 0)
+        m->key[i] = n - others;
     __syncthreads(); /* all are ranked */
 }
 
@@ -191,42 +209,42 @@ static __device__ __forceinline__ uint32_t count_taken(route_shared *m, bool tak
     const uint32_t warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const uint32_t all = __ballot_sync(0xffffffffu, taken);
     const uint32_t numbers = __ballot_sync(0xffffffffu, taken && is_number);
-    uint32_t sum = 0, lower = __popc(all & ((1u << lane) - 1));
 
     if (lane == 0)
         m->taken[warp] = __popc(all) | (uint32_t)__popc(numbers) << 16;
     __syncthreads(); /* all warps have counted */
-    for (uint32_t w = 0; w < blockDim.x / WARP_LANES; w++) {
-        sum += m->taken[w];
-        lower += w < warp ? m->taken[w] & 0xffffu : 0;
-    }
-    *before = lower;
-    return sum;
+    const uint32_t theirs = lane < blockDim.x / WARP_LANES ? m->taken[lane] : 0;
+    *before = __reduce_add_sync(0xffffffffu, lane < warp ? theirs & 0xffffu : 0) +
+              __popc(all & ((1u << lane) - 1));
+    return __reduce_add_sync(0xffffffffu, theirs);
 }
 
 /* Whether the expert is among the top_k largest, of equals the lowest, or no number; *at: how many
  * lower ones are. Returns how many there are. Each warp's largest are compared with those of the
  * other warps: what is behind top_k of its own warp is behind top_k of all. */
-static __device__ __forceinline__ uint32_t take_largest(const yard_moe_route_args &a,
-                                                        route_shared *m, uint32_t key,
-                                                        bool is_number, bool *taken, uint32_t *at)
+static __device__ __forceinline__ uint32_t take_largest(const route_args &r, route_shared *m,
+                                                        uint32_t key, bool is_number, bool *taken,
+                                                        uint32_t *at)
 {
+    const yard_moe_route_args &a = r.a;
     const uint32_t lane = threadIdx.x % WARP_LANES, first = threadIdx.x - lane;
-    const uint32_t each = min((a.top_k + 3) / 4 * 4, (uint32_t)WARP_LANES);
-    const uint32_t slots = first / WARP_LANES * each, n = blockDim.x / WARP_LANES * each;
+    const uint32_t each = r.each, slots = first / WARP_LANES * each;
+    const uint32_t n = blockDim.x / WARP_LANES * each;
     const bool wanted = key > 0; /* an expert, and a number */
     uint32_t rank, larger = 0, sum;
 
     m->key[threadIdx.x] = key;
-    const uint32_t equals = __match_any_sync(0xffffffffu, key);
     __syncwarp(); /* the warp's keys are there */
-    rank = __popc(equals & ((1u << lane) - 1));
-    if (equals != ~0u) /* all the same where the group is out */
-        rank += count_larger(m->key + first, WARP_LANES, 0, 1, key);
+    rank = lane;
+    if (__any_sync(0xffffffffu, key != m->key[first])) { /* all the same where the group is out */
+        rank = WARP_LANES - count_not_larger(m->key + first, WARP_LANES, 0, 1, key);
+        if (__reduce_or_sync(0xffffffffu, 1u << rank) != ~0u) /* equals: lower ones come first */
+            rank += __popc(__match_any_sync(0xffffffffu, key) & ((1u << lane) - 1));
+    }
     if (rank < each)
         m->best[slots + rank] = key;
     __syncthreads(); /* all warps' largest are there */
-    rank_best(m, n);
+    rank_best(r, m, n);
     if (rank < each)
         larger = m->key[slots + rank];
     *taken = !is_number || (wanted && rank < each && larger < a.top_k);
@@ -274,18 +292,23 @@ static __device__ __forceinline__ void write_choices(const yard_moe_route_args &
 /* A row's last readers of shared memory are past two barriers of the next row before anybody writes
  * to the same places. */
 static __global__ void __launch_bounds__(ROUTE_MAX_EXPERTS)
-    moe_route_kernel(const __grid_constant__ yard_moe_route_args a)
+    moe_route_kernel(const __grid_constant__ route_args r)
 {
+    const yard_moe_route_args &a = r.a;
     __shared__ route_shared m;
     const uint32_t e = threadIdx.x;
     const bool exists = e < a.n_experts;
+    uint32_t row = blockIdx.x;
 
     allow_next_kernel();
     /* a weight: no kernel before this one writes it */
     const float bias = a.bias && exists ? a.bias[e] : 0.0f;
     wait_previous_kernel();
-    for (uint32_t row = blockIdx.x; row < (uint32_t)*a.n_rows; row += gridDim.x) {
-        const float logit = exists ? a.logits[(size_t)row * a.n_experts + e] : 0.0f;
+    if (!may_read_row(row, a.n_rows, a.max_rows))
+        return;
+    const uint32_t n_rows = (uint32_t)*a.n_rows;
+    float logit = exists ? a.logits[(size_t)row * a.n_experts + e] : 0.0f;
+    for (;;) {
         const float score = a.score == YARD_SCORE_SOFTMAX
                                 ? softmax(a, &m, logit)
                                 : __frcp_rn(__fadd_rn(1.0f, exp_defined(-logit)));
@@ -294,10 +317,16 @@ static __global__ void __launch_bounds__(ROUTE_MAX_EXPERTS)
         bool taken;
 
         if (a.top_groups < a.n_groups)
-            choice = in_best_groups(a, &m, choice);
+            choice = in_best_groups(r, &m, choice);
         const bool is_number = !exists || choice == choice;
-        n = take_largest(a, &m, exists ? order_key(choice) : 0, is_number, &taken, &at);
+        n = take_largest(r, &m, exists ? order_key(choice) : 0, is_number, &taken, &at);
+        if (row >= n_rows)
+            return;
         write_choices(a, row, &m, taken, at, min(n, a.top_k), score);
+        row += gridDim.x;
+        if (row >= n_rows)
+            return;
+        logit = exists ? a.logits[(size_t)row * a.n_experts + e] : 0.0f;
     }
 }
 
@@ -305,6 +334,7 @@ yard_status yard_cuda_moe_route_launch(const yard_moe_route_args *a, uint32_t ma
                                        void *stream, yard_error *err)
 {
     const uint32_t n_threads = (uint32_t)yard_align_up(a->n_experts, WARP_LANES);
+    route_args r = { *a, 0, 0, 0 };
 
     if (a->n_experts == 0 || a->n_experts > ROUTE_MAX_EXPERTS || a->top_k == 0 ||
         a->top_k > ROUTE_MAX_TOP_K)
@@ -316,6 +346,12 @@ yard_status yard_cuda_moe_route_launch(const yard_moe_route_args *a, uint32_t ma
         return yard_fail(err, YARD_EINVAL,
                          "moe_route: want at most %d groups that divide %u experts, got %u",
                          WARP_LANES, a->n_experts, a->n_groups);
-    return launch_rows(moe_route_kernel, grid_for(max_rows, 1, ROUTE_MAX_BLOCKS), n_threads, 0, *a,
+    r.group_size = a->n_experts / a->n_groups;
+    r.each = (uint32_t)yard_align_up(a->top_k, 4);
+    r.each = r.each < WARP_LANES ? r.each : (uint32_t)WARP_LANES;
+    while ((1u << r.log_parts) < WARP_LANES &&
+           (n_threads / WARP_LANES * r.each) << (r.log_parts + 1) <= n_threads)
+        r.log_parts++;
+    return launch_rows(moe_route_kernel, grid_for(max_rows, 1, ROUTE_MAX_BLOCKS), n_threads, 0, r,
                        "moe_route", stream, err);
 }
