@@ -11,10 +11,11 @@ enum {
     ROPE_MAX_BLOCKS = 132 * 6
 };
 
+/* By the last threads: the first ones rotate heads meanwhile. */
 static __device__ __forceinline__ void make_turns(const yard_rope &rope, int32_t position,
                                                   float2 *turns)
 {
-    for (uint32_t i = threadIdx.x; i < rope.n_dims / 2; i += ROPE_THREADS)
+    for (uint32_t i = ROPE_THREADS - 1 - threadIdx.x; i < rope.n_dims / 2; i += ROPE_THREADS)
         turns[i] = turn_of(rope, position, i);
 }
 
@@ -29,24 +30,25 @@ typedef struct rope_q_args {
 static __global__ void __launch_bounds__(ROPE_THREADS)
     rope_q_kernel(const __grid_constant__ rope_q_args n)
 {
-    __shared__ alignas(16) float2 turns[ROPE_MAX_DIMS / 2];
+    __shared__ alignas(16) float2 turns[2][ROPE_MAX_DIMS / 2]; /* of this token and the next */
     const yard_rope_q_args &a = n.a;
+
+    uint32_t now = 0;
 
     allow_next_kernel();
     const uint32_t n_items = (uint32_t)*n.batch.n_tokens * n.n_parts;
     if (blockIdx.x < n_items)
-        make_turns(a.rope, n.batch.position[blockIdx.x / n.n_parts], turns);
+        make_turns(a.rope, n.batch.position[blockIdx.x / n.n_parts], turns[now]);
     wait_previous_kernel();
-    for (uint32_t item = blockIdx.x; item < n_items; item += gridDim.x) {
+    for (uint32_t item = blockIdx.x; item < n_items; item += gridDim.x, now ^= 1) {
         const uint32_t row = item / n.n_parts, first = item % n.n_parts * n.part_heads;
         const size_t at = (size_t)row * a.q.ld + (size_t)(first + 1) * a.head_dim - a.rope.n_dims;
+        const uint32_t next = item + gridDim.x;
 
-        if (item != blockIdx.x) {
-            __syncthreads(); /* everybody is done with the turns before */
-            make_turns(a.rope, n.batch.position[row], turns);
-        }
-        __syncthreads(); /* the turns are there */
-        rotate_heads(a.rope, turns, a.q, at, a.head_dim, a.q, at, a.head_dim,
+        __syncthreads(); /* the turns are there, and nobody reads those before */
+        if (next < n_items)
+            make_turns(a.rope, n.batch.position[next / n.n_parts], turns[now ^ 1]);
+        rotate_heads(a.rope, turns[now], a.q, at, a.head_dim, a.q, at, a.head_dim,
                      min(n.part_heads, a.n_heads - first), threadIdx.x / WARP_LANES, ROPE_WARPS,
                      threadIdx.x % WARP_LANES);
     }
@@ -91,30 +93,35 @@ typedef struct gqa_args {
 static __global__ void __launch_bounds__(ROPE_THREADS)
     gqa_append_kv_kernel(const __grid_constant__ gqa_args n)
 {
-    __shared__ alignas(16) float2 turns[ROPE_MAX_DIMS / 2];
+    __shared__ alignas(16) float2 turns[2][ROPE_MAX_DIMS / 2]; /* of this token and the next */
     const yard_gqa_append_kv_args &a = n.a;
     const yard_rows cache = { a.cache.dtype, a.cache.width, a.cache.data, NULL };
     const uint32_t width = a.n_kv_heads * a.head_dim;
+
+    uint32_t now = 0;
 
     allow_next_kernel();
     const uint32_t n_tokens = (uint32_t)*n.batch.n_tokens;
     size_t to = 0;
     if (blockIdx.x < n_tokens) {
         to = cache_row(n.batch, blockIdx.x) * a.cache.width;
-        make_turns(a.rope, n.batch.position[blockIdx.x], turns);
+        make_turns(a.rope, n.batch.position[blockIdx.x], turns[now]);
     }
     wait_previous_kernel();
-    for (uint32_t row = blockIdx.x; row < n_tokens; row += gridDim.x) {
-        if (row != blockIdx.x) {
-            __syncthreads(); /* everybody is done with the turns before */
-            to = cache_row(n.batch, row) * a.cache.width;
-            make_turns(a.rope, n.batch.position[row], turns);
+    for (uint32_t row = blockIdx.x; row < n_tokens; row += gridDim.x, now ^= 1) {
+        const uint32_t next = row + gridDim.x;
+        const size_t at = to;
+
+        __syncthreads(); /* the turns are there, and nobody reads those before */
+        if (next < n_tokens) {
+            to = cache_row(n.batch, next) * a.cache.width;
+            make_turns(a.rope, n.batch.position[next], turns[now ^ 1]);
         }
-        __syncthreads(); /* the turns are there */
-        rotate_heads(a.rope, turns, a.k, (size_t)row * a.k.ld, a.head_dim, cache, to, a.head_dim,
-                     a.n_kv_heads, threadIdx.x / WARP_LANES, ROPE_WARPS, threadIdx.x % WARP_LANES);
+        rotate_heads(a.rope, turns[now], a.k, (size_t)row * a.k.ld, a.head_dim, cache, at,
+                     a.head_dim, a.n_kv_heads, threadIdx.x / WARP_LANES, ROPE_WARPS,
+                     threadIdx.x % WARP_LANES);
         for (uint32_t col = threadIdx.x * LANE_COLS; col < width; col += ROPE_THREADS * LANE_COLS)
-            store_values(cache, to + width, col, width, n.wide,
+            store_values(cache, at + width, col, width, n.wide,
                          load_values(a.v, (size_t)row * a.v.ld, col, width, n.wide));
     }
 }
