@@ -244,8 +244,8 @@ YARD_API void *yard_ep_expert_y(const yard_ep_round *round);
 
 /* Sends the experts' results back.
  *   expert_y [expert_y_rows, hidden] of config.combine, numbered as expert-major rows;
- *     caller-owned, free when the stream passes the call; with expert_y_in_place it must be
- *     yard_ep_expert_y().
+ *     caller-owned, free when the stream passes the call, or combine_recv where that is the next
+ *     thing in a CUDA graph; with expert_y_in_place it must be yard_ep_expert_y().
  * Never blocks. Errors as dispatch_send. */
 YARD_API yard_status yard_ep_combine_send(yard_ep_round *round, const void *expert_y,
                                           yard_stream stream);

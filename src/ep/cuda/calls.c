@@ -5,7 +5,8 @@ enum {
     FEW_TOKENS = 16,        /* up to here several blocks share a row */
     MIN_THREADS = 128,      /* also of short rows: a block polls and counts, too */
     RECV_MIN_THREADS = 256, /* eight warps find the rows of eight choices side by side */
-    SEND_BLOCKS_PER_SM = 2  /* launch bounds of the send kernels */
+    SEND_BLOCKS_PER_SM = 2, /* launch bounds of the send kernels */
+    MANY_TOKENS = 128       /* above, combine keeps a rank's own share apart */
 };
 
 static uint32_t least(uint32_t a, uint32_t b)
@@ -288,6 +289,53 @@ static uint32_t combine_parts(const ep_cuda_args *a)
     return a->bound <= FEW_TOKENS ? 4 : 2;
 }
 
+/* expert_y lies as kernels for common shapes want it, if a->wide. */
+static bool keeps_own_apart(const yard_ep *ep, const ep_cuda_args *a)
+{
+    const yard_ep_config *c = &ep->config;
+    const ep_cuda *cu = ep->impl;
+
+    return a->bound > MANY_TOKENS && !cu->puts && c->mode == YARD_EP_PARTIAL &&
+           c->combine == YARD_EP_BF16 && a->wide && a->tp == 1 && a->top_k == 8 && a->n_ranks > 1 &&
+           a->n_ranks <= EP_CUDA_APART_RANKS;
+}
+
+/* Blocks in x of the send beside a receive that makes the own share. */
+static uint32_t narrow_blocks(const yard_ep *ep, const ep_cuda_launch *l)
+{
+    const ep_cuda *cu = ep->impl;
+    const uint32_t n_sms = ep->config.send_sms ? ep->config.send_sms : cu->n_sms;
+
+    return least(blocks_of_rows(l, cu->n_sms * EP_CUDA_HALF_BLOCKS / 3),
+                 blocks_of_rows(l, n_sms * EP_CUDA_HALF_BLOCKS));
+}
+
+/* Makes the captured send in front of a receive one of others' tokens only, and tells the receive
+ * what it knew. False: it stays as it is. */
+static bool narrow_send(const yard_ep *ep, const ep_cuda_round *r, const ep_cuda_launch *l,
+                        ep_cuda_args *a)
+{
+    struct cudaKernelNodeParams node = { 0 };
+    ep_cuda_args send;
+    void *args[] = { &send };
+    cudaError_t rc = cudaGraphKernelNodeGetParams(r->send_node, &node);
+
+    if (rc == cudaSuccess) {
+        send = *(const ep_cuda_args *)node.kernelParams[0];
+        send.n_served = send.dp - 1;
+        send.by_served = ep_cuda_divide_by(send.n_served);
+        node.kernelParams = args;
+        node.gridDim.x = narrow_blocks(ep, l);
+        rc = cudaGraphKernelNodeSetParams(r->send_node, &node);
+    }
+    if (rc != cudaSuccess) {
+        cudaGetLastError();
+        return false;
+    }
+    a->expert_y = send.expert_y;
+    return true;
+}
+
 yard_status yard_ep_cuda_combine_send(yard_ep_round *round, const void *expert_y,
                                       yard_stream stream)
 {
@@ -302,6 +350,9 @@ yard_status yard_ep_cuda_combine_send(yard_ep_round *round, const void *expert_y
     apply_limit(round, &a);
     a.expert_y = expert_y;
     a.wide = is_vector(expert_y) && a.result_bytes % 16 == 0;
+    a.own_apart = r->own_apart = keeps_own_apart(ep, &a);
+    a.n_served = a.dp;
+    a.by_served = a.by_dp;
     l.half_flight = a.dp * a.bound > cu->n_sms;
     cut_rows(&a, &l, a.n_result_vectors, combine_parts(&a),
              l.half_flight ? EP_CUDA_THREADS / 2 : EP_CUDA_THREADS);
@@ -318,6 +369,21 @@ yard_status yard_ep_cuda_combine_send(yard_ep_round *round, const void *expert_y
     return YARD_OK;
 }
 
+/* The receive's grid fills the multiprocessors, or what a send beside it leaves of them. */
+static void share_rows_apart(const yard_ep *ep, const ep_cuda_round *r, ep_cuda_args *a,
+                             ep_cuda_launch *l)
+{
+    const ep_cuda *cu = ep->impl;
+    uint32_t n;
+
+    cut_rows(a, l, a->n_result_vectors, combine_parts(a), EP_CUDA_THREADS / 2);
+    a->early = a->early && narrow_send(ep, r, l, a);
+    n = blocks_of_rows(l, cu->n_sms * EP_CUDA_APART_BLOCKS(a->n_ranks - 1));
+    if (a->early)
+        n -= narrow_blocks(ep, l);
+    l->n_blocks = least(own_tokens(a), n - 1) + 1;
+}
+
 yard_status yard_ep_cuda_combine_recv(yard_ep_round *round, void *y, yard_stream stream)
 {
     yard_ep *ep = round->ep;
@@ -331,11 +397,17 @@ yard_status yard_ep_cuda_combine_recv(yard_ep_round *round, void *y, yard_stream
     apply_limit(round, &a);
     a.y = y;
     a.wide = is_vector(y) && a.hidden % 8 == 0;
-    a.early = l.overlap = follows_send(r, l.stream);
+    a.early = follows_send(r, l.stream);
     a.lets_next_start = ep->config.mode == YARD_EP_PARTIAL;
-    cut_rows(&a, &l, a.n_result_vectors, combine_parts(&a), EP_CUDA_THREADS);
-    /* One wave: a block that waits for a sibling's row never keeps out one that makes a row. */
-    l.n_blocks = least(own_tokens(&a), blocks_of_rows(&l, cu->n_sms * 2 - l.n_parts)) + 1;
+    a.own_apart = r->own_apart;
+    if (a.own_apart) {
+        share_rows_apart(ep, r, &a, &l);
+    } else {
+        cut_rows(&a, &l, a.n_result_vectors, combine_parts(&a), EP_CUDA_THREADS);
+        /* One wave: a block that waits for a sibling's row never keeps out one that makes a row. */
+        l.n_blocks = least(own_tokens(&a), blocks_of_rows(&l, cu->n_sms * 2 - l.n_parts)) + 1;
+    }
+    l.overlap = a.early;
     st = launched(
         ep, "combine_recv",
         cu->kernels->combine_recv(&a, c->combine == YARD_EP_BF16, c->mode == YARD_EP_EXACT, &l));

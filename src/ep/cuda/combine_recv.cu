@@ -1,7 +1,7 @@
 /* Combine, receiving: a block takes a token that this rank owns, adds its results in one fixed
  * order and gives the finished row to its siblings; afterwards it takes the rows that they finish.
  */
-#include "ep/cuda/device.cuh"
+#include "ep/cuda/combine.cuh"
 
 /* What was kept of a token's routing; one lane a choice k. */
 typedef struct kept {
@@ -212,7 +212,7 @@ DEVICE void take_outputs(const ep_cuda_args &a, uint32_t n_tokens)
     }
 }
 
-/* ---- the kernel ---------------------------------------------------------------------------- */
+/* ---- the kernels --------------------------------------------------------------------------- */
 
 template <bool BF16, bool EXACT, uint32_t FLIGHT, typename ARGS>
 DEVICE void finish_tokens(const ARGS &a, uint32_t n_blocks, uint32_t failed)
@@ -244,6 +244,16 @@ DEVICE void finish_tokens(const ARGS &a, uint32_t n_blocks, uint32_t failed)
     }
 }
 
+/* By the block more. Having all packets is what lets memory be used again. */
+DEVICE void await_packets(const ep_cuda_args &a, uint32_t epoch)
+{
+    for (uint32_t r = threadIdx.x; r < a.n_ranks && blockIdx.y == 0; r += blockDim.x) {
+        uint4 v;
+        if (is_direct(a, r))
+            await_packet(a, place(a, a.rank, count_at(a, 1, r)), epoch, &v, EP_FAULT_COMBINE, r);
+    }
+}
+
 /* Block (t, y) begins with part y of token t; there is one block more in x. FLIGHT: results that
  * are loaded at the same time. Two ranks have two partial sums a token, which need few registers;
  * more blocks then share a multiprocessor. */
@@ -259,13 +269,7 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS, FLIGHT == 2 ? 3 : 2)
     dawdle(a, 3);
     failed |= !await_puts(a, EP_SIGNAL_RESULTS, (uint64_t)epoch * EP_CUDA_BATCH, EP_FAULT_COMBINE);
     if (blockIdx.x == gridDim.x - 1) {
-        /* Having all packets is what lets memory be used again. */
-        for (uint32_t r = threadIdx.x; r < a.n_ranks && blockIdx.y == 0; r += blockDim.x) {
-            uint4 v;
-            if (is_direct(a, r))
-                await_packet(a, place(a, a.rank, count_at(a, 1, r)), epoch, &v, EP_FAULT_COMBINE,
-                             r);
-        }
+        await_packets(a, epoch);
     } else {
         if (a.tp > 1)
             await_siblings(a, epoch);
@@ -275,6 +279,121 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS, FLIGHT == 2 ? 3 : 2)
         take_outputs(a, load_word(a.kept_count));
     if (a.early)
         wait_predecessor(); /* its end must mean that the send has ended, too */
+}
+
+/* ---- own share apart ----------------------------------------------------------------------- */
+
+/* What is known of an own token; the first two of this lane's choice. */
+typedef struct share {
+    int32_t row; /* of expert_y, or -1 */
+    float weight;
+    uint32_t ordinal, n_ranks; /* of this rank among those that the token went to */
+} share;
+
+/* LATE: the weights lie in packets of this rank's own dispatch_send, which are there. */
+template <bool LATE> DEVICE share look_up_share(const ep_cuda_apart &a, uint32_t t, uint32_t lane)
+{
+    const uint32_t slot = a.group * a.max_tokens + t;
+    share s = { -1, 0.0f, load_shallow(a.ordinal + slot), load_shallow(a.kept_ranks + t) };
+
+    if (lane < a.top_k) {
+        s.row = load_shallow(a.row_map + slot * a.top_k + lane);
+        if (LATE)
+            s.weight = load_shallow((const float *)place(a, a.rank, weights_at(a, slot, lane / 3)) +
+                                    lane % 3);
+    }
+    return s;
+}
+
+/* What combine_send has left, or what LATE it has not made. */
+template <bool LATE>
+DEVICE uint4 own_result(const ep_cuda_apart &a, const share &s, uint32_t t, uint32_t v, bool exists)
+{
+    float sum[8] = {};
+
+    if (!LATE)
+        return exists ? load_plain(place(a, a.rank, result_at(a, t, a.n_ranks)) + v * VECTOR)
+                      : poison();
+    take_rows<true, false, EP_CUDA_ROWS_IN_FLIGHT / 2>(a, s.row, s.weight, v, exists, NULL, sum);
+    return without_poison(pack<true>(sum), not_poison<true>());
+}
+
+/* Others' results of a vector of token t, and its own before number `ordinal` of them, in the order
+ * of ranks. */
+template <uint32_t PEERS, bool LATE>
+DEVICE void finish_share(const ep_cuda_apart &a, const share &s, uint32_t t, uint32_t v,
+                         bool exists)
+{
+    const bool has_own = __any_sync(ALL_LANES, s.row >= 0);
+    const uint32_t ordinal = has_own ? s.ordinal : PEERS + 1, n_peers = s.n_ranks - has_own;
+    uint8_t *const from = place(a, a.rank, result_at(a, t, 0)) + v * VECTOR;
+    uint4 in[PEERS], own = poison();
+    float sum[8] = {};
+    uint32_t word[8];
+
+#pragma unroll
+    for (uint32_t i = 0; i < PEERS; i++)
+        if (exists && i < n_peers)
+            in[i] = load_relaxed(from + (i + (i >= ordinal)) * (uint64_t)a.result_pitch);
+    if (has_own)
+        own = own_result<LATE>(a, s, t, v, exists);
+    if (!exists)
+        return;
+#pragma unroll
+    for (uint32_t i = 0; i <= PEERS; i++) {
+        uint8_t *const at = from + (i + (i >= ordinal)) * (uint64_t)a.result_pitch;
+
+        if (i == ordinal)
+            accumulate<true>(sum, own, 1.0f);
+        if (i == PEERS || i >= n_peers)
+            continue;
+        await_vector(a, at, &in[i], EP_FAULT_RESULT, t);
+        store_plain(at, poison());
+        accumulate<true>(sum, in[i], 1.0f);
+    }
+    output_words<8>(a, sum, word);
+    write_output<8>(static_cast<const ep_cuda_args &>(a), t, v * 8, word);
+}
+
+/* Many tokens of which this rank's own share did not land. PEERS: other ranks at most. */
+template <uint32_t PEERS, bool LATE>
+static __global__ void __launch_bounds__(EP_CUDA_THREADS / 2, EP_CUDA_APART_BLOCKS(PEERS))
+    combine_recv_apart_kernel(const __grid_constant__ ep_cuda_apart a)
+{
+    const uint32_t lane = threadIdx.x % WARP, begin = blockIdx.y * a.part_vectors;
+    const uint32_t v = begin + threadIdx.x, end = min(begin + a.part_vectors, a.n_result_vectors);
+    const uint32_t n_blocks = gridDim.x - 1;
+    uint32_t t = blockIdx.x;
+
+    if (a.lets_next_start)
+        let_successor_start();
+    const uint32_t epoch = load_word(&a.state->combine_epoch) + 1;
+    const uint32_t n_tokens = load_word(a.error) ? 0 : load_word(a.kept_count);
+
+    dawdle(a, 3);
+    if (blockIdx.x == n_blocks) {
+        await_packets(a, epoch);
+    } else if (t < n_tokens) {
+        share next = look_up_share<LATE>(a, t, lane);
+#pragma unroll 1
+        for (; t < n_tokens; t += n_blocks) {
+            const share s = next;
+
+            if (t + n_blocks < n_tokens)
+                next = look_up_share<LATE>(a, t + n_blocks, lane);
+            finish_share<PEERS, LATE>(a, s, t, v, v < end);
+        }
+    }
+    if (a.early)
+        wait_predecessor(); /* its end must mean that the send has ended, too */
+}
+
+/* ---- launching ----------------------------------------------------------------------------- */
+
+template <uint32_t PEERS> static const void *apart_kernel(bool late)
+{
+    return late ? (const void *)combine_recv_apart_kernel<PEERS, true>
+                : (const void *)combine_recv_apart_kernel<PEERS, false>;
 }
 
 template <bool BF16, typename ARGS> static const void *kernel_for(bool exact, bool two)
@@ -290,6 +409,10 @@ cudaError_t yard_ep_cuda_launch_combine_recv(const ep_cuda_args *a, bool bf16, b
 {
     const bool two = a->n_ranks <= 2;
 
+    if (a->own_apart)
+        return launch(two ? apart_kernel<1>(a->early)
+                          : apart_kernel<EP_CUDA_APART_RANKS - 1>(a->early),
+                      a, l);
     if (bf16 && is_common(a))
         return launch(kernel_for<true, ep_cuda_common>(exact, two), a, l);
     return launch(bf16 ? kernel_for<true, ep_cuda_args>(exact, two)

@@ -1,6 +1,6 @@
 /* Combine, sending: a block takes a token that arrived, and returns its experts' rows one by one
  * (exact) or their weighted sum (partial). */
-#include "ep/cuda/device.cuh"
+#include "ep/cuda/combine.cuh"
 
 /* What is known of an arrival; one lane a choice k. */
 typedef struct arrival {
@@ -14,7 +14,7 @@ typedef struct arrival {
 template <bool EXACT, typename ARGS>
 DEVICE arrival look_up(const ARGS &a, uint32_t q, uint32_t lane)
 {
-    const uint32_t t = quotient(q, a.by_dp), before = q - t * a.dp + a.group + 1;
+    const uint32_t t = quotient(q, a.by_served), before = q - t * a.n_served + a.group + 1;
     const uint32_t g = before < a.dp ? before : before - a.dp, slot = g * a.max_tokens + t;
     arrival n = { -1, {}, g, t, 0, false };
 
@@ -24,7 +24,8 @@ DEVICE arrival look_up(const ARGS &a, uint32_t q, uint32_t lane)
     if (!EXACT && lane < a.n_weight_packets)
         n.weights = load_packet(a, place(a, a.rank, weights_at(a, slot, lane)));
     if (!EXACT)
-        n.ordinal = load_shallow(a.ordinal + slot);
+        n.ordinal =
+            keeps_own_apart<ARGS> && g == a.group ? a.n_ranks : load_shallow(a.ordinal + slot);
     if (!n.exists)
         n.row = -1;
     return n;
@@ -48,54 +49,18 @@ DEVICE float weight_of(const ARGS &a, const arrival &n, uint32_t epoch, uint32_t
     return __uint_as_float(lane % 3 == 0 ? x : lane % 3 == 1 ? y : z);
 }
 
-template <bool BF16> DEVICE uint4 pack(const float value[8])
-{
-    if constexpr (BF16)
-        return make_uint4(bf16_pair(value[0], value[1]), bf16_pair(value[2], value[3]),
-                          bf16_pair(value[4], value[5]), bf16_pair(value[6], value[7]));
-    else
-        return make_uint4(__float_as_uint(value[0]), __float_as_uint(value[1]),
-                          __float_as_uint(value[2]), __float_as_uint(value[3]));
-}
-
-/* Vector v of a token's rows, FLIGHT of them under way at a time, in the order of choices. */
 template <bool BF16, bool EXACT, uint32_t FLIGHT, typename ARGS>
 DEVICE void return_token(const ARGS &a, const arrival &n, float weight, uint32_t v, uint32_t end)
 {
-    const uint32_t substitute = BF16 ? 0xfffefffeu : POISON - 1; /* NaNs again */
     const uint32_t owner = owner_of(a, n.group, n.t);
     uint8_t *to = is_direct(a, owner)
                       ? place(a, owner, result_at(a, n.t, EXACT ? 0 : n.ordinal)) + v * VECTOR
                       : place(a, a.rank, results_stage_at<EXACT>(a, n.group, n.t)) + v * VECTOR;
     float sum[8] = {};
 
-#pragma unroll 1
-    for (uint32_t m = __ballot_sync(ALL_LANES, n.row >= 0); m;) {
-        uint4 in[FLIGHT];
-        uint32_t rest = m;
-
-#pragma unroll
-        for (uint32_t i = 0; i < FLIGHT; i++, rest &= rest - 1) {
-            const uint32_t row = (uint32_t)__shfl_sync(ALL_LANES, n.row, __ffs((int)rest) - 1);
-            if (rest && v < end)
-                in[i] = get_vector((const uint8_t *)a.expert_y + (uint64_t)row * a.result_bytes,
-                                   v * VECTOR, a.result_bytes, a.wide);
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < FLIGHT; i++, m &= m - 1) {
-            const uint32_t k = (uint32_t)__ffs((int)m) - 1;
-            const float w = EXACT ? 0.0f : __shfl_sync(ALL_LANES, weight, k);
-
-            if (m == 0 || v >= end)
-                continue;
-            if (EXACT)
-                store_relaxed(to + (uint64_t)k * a.result_pitch, without_poison(in[i], substitute));
-            else
-                accumulate<BF16>(sum, in[i], w);
-        }
-    }
+    take_rows<BF16, EXACT, FLIGHT>(a, n.row, weight, v, v < end, to, sum);
     if (!EXACT && v < end)
-        store_relaxed(to, without_poison(pack<BF16>(sum), substitute));
+        store_relaxed(to, without_poison(pack<BF16>(sum), not_poison<BF16>()));
 }
 
 /* To every rank, also where nothing is returned: this rank has read what dispatch brought. */
@@ -120,7 +85,7 @@ __launch_bounds__(FLIGHT == EP_CUDA_ROWS_IN_FLIGHT ? EP_CUDA_THREADS : EP_CUDA_T
                       : blocks_that_fit(EP_CUDA_THREADS / 2, EP_CUDA_HALF_BLOCKS))
     combine_send_kernel(const __grid_constant__ ARGS a)
 {
-    const uint32_t lane = threadIdx.x % WARP, n_items = a.dp * a.bound;
+    const uint32_t lane = threadIdx.x % WARP, n_items = a.n_served * a.bound;
     const uint32_t begin = blockIdx.y * a.part_vectors;
     const uint32_t v = begin + threadIdx.x, end = min(begin + a.part_vectors, a.n_result_vectors);
     uint32_t q = blockIdx.x, epoch, failed;
@@ -166,6 +131,8 @@ cudaError_t yard_ep_cuda_launch_combine_send(const ep_cuda_args *a, bool bf16, b
 {
     const uint32_t n = EP_CUDA_ROWS_IN_FLIGHT;
 
+    if (a->own_apart)
+        return launch((const void *)combine_send_kernel<true, false, n / 2, ep_cuda_apart>, a, l);
     if (bf16 && is_common(a))
         return launch(l->half_flight ? kernel_for<true, n / 2, ep_cuda_common>(exact)
                                      : kernel_for<true, n, ep_cuda_common>(exact),

@@ -32,7 +32,14 @@
  * the receive waits for the send as its last act, so that its end still means that the send has
  * ended. Behind rows with flags stand two kernels, layout and fan_out. A kernel behind an early one
  * waits for both when it waits, so fan_out starts early as well and waits for counts that the
- * blocks of layout, and of the send, leave when they are done. */
+ * blocks of layout, and of the send, leave when they are done.
+ *
+ * Own share apart. A rank's partial sum of its own tokens travels nowhere. With few tokens it lands
+ * like others' and proves itself, which is fastest. Of many tokens combine_send stores it behind
+ * the landing places of all ranks, where nobody polls or poisons; the receive then starts when the
+ * send has ended. In a graph where the receive stands right behind the send, it makes the own share
+ * itself, from expert_y, beside a send that is narrowed to others' tokens and a third of the
+ * multiprocessors. */
 #ifndef YARD_EP_CUDA_H
 #define YARD_EP_CUDA_H
 
@@ -59,8 +66,12 @@ enum {
     EP_CUDA_LAYOUT_REGISTERS = 48,   /* a block fits beside two of dispatch_send */
     EP_CUDA_MAX_SELF_PROVING = 2048, /* id packets that a receiving block holds in shared memory */
     EP_CUDA_ROWS_IN_FLIGHT = 8,
-    EP_CUDA_HALF_BLOCKS = 5 /* a multiprocessor, of half the threads with half the rows in flight */
+    EP_CUDA_HALF_BLOCKS = 5, /* a multiprocessor, of half the threads and half the rows in flight */
+    EP_CUDA_APART_RANKS = 4  /* up to so many keep their own share apart */
 };
+
+/* Receiving blocks a multiprocessor, likewise, where that many peers return results. */
+#define EP_CUDA_APART_BLOCKS(n_peers) ((n_peers) == 1 ? 5 : 4)
 
 /* What a kernel reports, in ep_cuda_error.what */
 typedef enum ep_cuda_fault {
@@ -170,6 +181,10 @@ typedef struct ep_cuda_args {
     bool wide;             /* rows of the caller's buffers can be accessed by vectors */
     bool early;            /* launched before the send has ended */
     bool lets_next_start;  /* the kernel behind this one may be launched at once */
+    /* combine: instances that combine_send returns results to, others' first */
+    uint32_t n_served;
+    ep_cuda_divisor by_served;
+    bool own_apart; /* combine: this rank's own share does not land: see the top */
     const void *x;
     const float *x_scale;
     const int32_t *expert;

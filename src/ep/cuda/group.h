@@ -12,6 +12,7 @@ typedef struct ep_cuda_round {
      */
     cudaGraphNode_t send_node;
     unsigned long long capture;
+    bool own_apart; /* of the last combine_send */
 } ep_cuda_round;
 
 typedef struct ep_cuda {

@@ -272,6 +272,7 @@ static void suite_sane(void)
         { "flags, partial", 5, 512, 16, 8, 1, 4, 0, 1, true, false, 0, false, false },
         { "few among many", 9, 512, 16, 8, 1, 1, 4, 1, true, false, 0, true, false },
         { "one instance of two ranks", 4, 256, 16, 4, 2, 1, 0, 1, false, false, 0, false, false },
+        { "many tokens", 140, 512, 16, 8, 1, 1, 64, 1, true, false, 0, false, false },
         { "in place", 5, 512, 16, 8, 1, 4, 0, 2, true, false, 0, .in_place = true },
     };
 
@@ -289,12 +290,12 @@ typedef struct fault_case {
     uint64_t after_us;
 } fault_case;
 
-/* For faults and groups that come and go; the second has flags. */
+/* For faults and groups that come and go; the second has flags and keeps its own share apart. */
 static const stress_case fault_shape = { "",  16, 1024, 32,    8, 1,     1,
                                          128, 1,  true, false, 0, false, false };
 
-static const stress_case flagged_shape = { "", 40, 1024, 32,    8, 1,     1,
-                                           0,  1,  true, false, 0, false, false };
+static const stress_case flagged_shape = { "", 150, 1024, 32,    8, 1,     1,
+                                           0,  1,   true, false, 0, false, false };
 
 /* Rank 1 exchanges until the parent ends it; rank 0 must notice within its deadline. */
 static void run_victim(const yard_fabric_config *fabric, void *ctx)
@@ -488,7 +489,13 @@ static void suite_conformance(void)
 
 static void suite_many(void)
 {
+    static const stress_case four = {
+        "late, many tokens, four ranks", 200, 512, 64, 8, 1, 1, 128, 1, true, true, 5, false, false
+    };
+
     ep_gpu_many(outcome, seed * 1000, scale);
+    outcome(ranks_run(4, run_stress, (void *)&four), "stress: %s, %llu exchanges", four.name,
+            (uint64_t)(four.n_replays * scale + 1) * STRESS_STEPS + 1);
 }
 
 static void suite_sum(void)
