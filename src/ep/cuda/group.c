@@ -4,7 +4,14 @@
 
 #include "ep/cuda/group.h"
 
-enum { VECTOR_BYTES = 16 };
+/* A warp's 512 bytes cross to a peer as four lines, but as five where they begin within one. So
+ * places of rows, and rows, begin with a line (as long as the group's part of the heap does). */
+enum { VECTOR_BYTES = 16, LINE_BYTES = 128 };
+
+static size_t align_line(size_t n_bytes)
+{
+    return yard_align_up(n_bytes, LINE_BYTES);
+}
 
 /* ---- limits ------------------------------------------------------------------------------- */
 
@@ -58,15 +65,15 @@ static void describe_rows(const yard_ep *ep, bool puts, ep_cuda_args *a)
     a->row_bytes = a->scale_at + yard_ceil_div(a->n_cols, 4) * VECTOR_BYTES;
     if (puts) {
         a->row_bytes += a->n_weight_packets * VECTOR_BYTES;
-        a->header_pitch = (uint32_t)yard_ep_align(
+        a->header_pitch = (uint32_t)align_line(
             (1 + yard_ceil_div(c->max_tokens, c->tp) * a->n_id_packets) * VECTOR_BYTES);
     }
-    a->row_pitch = (uint32_t)yard_ep_align(a->row_bytes);
+    a->row_pitch = (uint32_t)align_line(a->row_bytes);
     a->result_bytes = c->hidden * (c->combine == YARD_EP_BF16 ? 2 : 4);
     a->n_result_vectors = yard_ceil_div(a->result_bytes, VECTOR_BYTES);
-    a->result_pitch = (uint32_t)yard_ep_align(a->n_result_vectors * VECTOR_BYTES);
-    a->output_pitch = (uint32_t)yard_ep_align((size_t)a->n_result_vectors * values *
-                                              (c->output == YARD_EP_BF16 ? 2 : 4));
+    a->result_pitch = (uint32_t)align_line(a->n_result_vectors * VECTOR_BYTES);
+    a->output_pitch = (uint32_t)align_line((size_t)a->n_result_vectors * values *
+                                           (c->output == YARD_EP_BF16 ? 2 : 4));
     a->poison_substitute = c->dispatch == YARD_EP_FP8    ? 0x7f7f7f7fu
                            : c->dispatch == YARD_EP_BF16 ? 0xfffefffeu
                                                          : 0xfffffffeu;
@@ -103,7 +110,7 @@ static yard_sym take(yard_sym *at, uint64_t n_bytes)
 {
     const yard_sym place = *at;
 
-    *at += yard_ep_align(n_bytes);
+    *at += align_line(n_bytes);
     return place;
 }
 
