@@ -123,9 +123,9 @@ typedef struct yard_ep_config {
  * alike.
  *   - Bad token counts or ids and passed deadlines are found by kernels: the exchange's outputs are
  *     then undefined, no later kernel of the group does anything, and yard_ep_poll() and every
- * later call report it.
+ *     later call report it. A receive also ends, within milliseconds, when a peer's process has.
  *   - Values of a NaN may change into another NaN. yard_ep_get_stats() counts nothing.
- *   - At most 32 ranks, 255 experts a rank. Ranks of one node store to each other (NVLink or PCIe
+ *   - At most 384 ranks, 255 experts a rank. Ranks of one node store to each other (NVLink or PCIe
  *     peer access); those of other nodes are put to by NVSHMEM, which needs libyard-ep-nvshmem. Of
  *     NVSHMEM a process has one set of ranks: later groups over it have the same ones.
  *   - capacity.heap_bytes is of a group over nvlink, unless fabric_config names another transport.

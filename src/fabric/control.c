@@ -205,8 +205,14 @@ void yard_peer_mark(yard_fabric *f, uint32_t rank, yard_peer_state state, int wh
     atomic_store_explicit(&p->lost_errno, why, memory_order_relaxed);
     if (!atomic_compare_exchange_strong(&p->state, &live, (uint32_t)state))
         return;
-    if (state == YARD_PEER_LOST)
+    if (state == YARD_PEER_LOST) {
+        _Atomic uint32_t *told;
+
         atomic_compare_exchange_strong(&f->first_lost, &none, rank);
+        told = atomic_load(&f->device_lost);
+        if (told) /* else whoever makes it looks at first_lost afterwards */
+            atomic_store(told, 1);
+    }
     /* After the state: a waiter that sees the new count finds the new state. */
     atomic_fetch_add(&f->n_disturbed, 1);
     if (f->ops->wake)

@@ -377,6 +377,7 @@ void yard_fabric_destroy(yard_fabric *f)
     if (f->ops && f->ops->close)
         f->ops->close(f);
     yard_control_close(f); /* after it: "left" says that everything sent is on its way */
+    yard_device_lost_free(f);
     pthread_mutex_destroy(&f->control_lock);
     free(f->peers);
     free(f);

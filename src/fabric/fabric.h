@@ -82,6 +82,10 @@ yard_deadline yard_fabric_start_deadline(const yard_fabric *fabric);
 void *yard_fabric_device_heap(const yard_fabric *f, uint32_t rank);
 size_t yard_fabric_device_heap_bytes(const yard_fabric *f); /* 0: it has none */
 
+/* A word in host memory that devices read, 0 until a peer is lost: for kernels that wait. Owned by
+ * the fabric, made by the first call. NULL with *err: YARD_ENOMEM, YARD_ENOTSUP without CUDA. */
+const uint32_t *yard_fabric_device_lost(yard_fabric *f, yard_error *err);
+
 /* The symbol yard_nvshmem_library of libyard-ep-nvshmem, which is built where NVSHMEM is. Functions
  * return NVSHMEM's status, 0 when all is well, and are collective but for make_id and reach; they
  * have no deadline. */

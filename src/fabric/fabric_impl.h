@@ -83,10 +83,11 @@ struct yard_fabric {
     pthread_t control_thread;
     pthread_mutex_t control_lock; /* reading a notice and entering what it says */
     bool control_runs, gave_up;
-    int control_epoll, control_stop; /* -1: none */
-    _Atomic uint32_t first_lost;     /* rank, or UINT32_MAX */
-    _Atomic uint32_t n_disturbed;    /* ranks lost or left, after their state; interrupts */
-    uint32_t n_disturbed_seen;       /* by the waiting caller, before it looked at its peer */
+    int control_epoll, control_stop;       /* -1: none */
+    _Atomic uint32_t first_lost;           /* rank, or UINT32_MAX */
+    _Atomic uint32_t *_Atomic device_lost; /* as yard_fabric_device_lost(); NULL: nobody asked */
+    _Atomic uint32_t n_disturbed;          /* ranks lost or left, after their state; interrupts */
+    uint32_t n_disturbed_seen;             /* by the waiting caller, before it looked at its peer */
 
     /* What a wait for any word waits for. */
     bool (*ready)(void *ctx);
@@ -97,6 +98,9 @@ struct yard_fabric {
 
 extern const yard_fabric_ops yard_fabric_shm, yard_fabric_tcp, yard_fabric_mixed,
     yard_fabric_libfabric, yard_fabric_nvlink, yard_fabric_nvshmem, yard_fabric_nvlink_nvshmem;
+
+/* Gives back what yard_fabric_device_lost() made; the control thread has ended. */
+void yard_device_lost_free(yard_fabric *f);
 
 /* True once nothing more is to be expected of a rank: it was lost, or left. Any thread. */
 static inline bool yard_peer_gone(const yard_fabric *f, uint32_t rank)

@@ -12,6 +12,18 @@ static void close_device(yard_fabric *f)
     (void)f;
 }
 
+const uint32_t *yard_fabric_device_lost(yard_fabric *f, yard_error *err)
+{
+    (void)f;
+    yard_fail(err, YARD_ENOTSUP, "fabric: this build has no CUDA");
+    return NULL;
+}
+
+void yard_device_lost_free(yard_fabric *f)
+{
+    (void)f;
+}
+
 const yard_fabric_ops yard_fabric_nvlink = { .name = "nvlink",
                                              .open = open_device,
                                              .close = close_device };

@@ -61,7 +61,7 @@ static yard_status allocate(cuda_sum *c, yard_error *err)
     return YARD_OK;
 }
 
-static void describe(const yard_all_reduce *r, cuda_sum *c)
+static void describe(const yard_all_reduce *r, cuda_sum *c, const uint32_t *lost)
 {
     const yard_all_reduce_config *config = &r->config;
     const uint64_t timeout_us =
@@ -73,6 +73,7 @@ static void describe(const yard_all_reduce *r, cuda_sum *c)
     c->args.tp = config->tp;
     c->args.error = &c->words->error;
     c->args.host_error = c->error;
+    c->args.lost = lost;
     c->args.timeout_ns = timeout_us * 1000;
     c->args.poison_substitute = config->dtype == YARD_BF16 ? 0xfffefffeu : 0xfffffffeu;
     c->sum = (ep_cuda_sum){ .state = &c->words->state,
@@ -87,14 +88,15 @@ static void describe(const yard_all_reduce *r, cuda_sum *c)
 static yard_status open_cuda(yard_all_reduce *r, yard_error *err)
 {
     cuda_sum *c = r->impl = calloc(1, sizeof(*c));
-    yard_status st = check_device(r, err);
+    const uint32_t *lost = yard_fabric_device_lost(r->config.fabric, err);
+    yard_status st = lost ? check_device(r, err) : YARD_ENOMEM;
 
     if (!c)
         return yard_fail(err, YARD_ENOMEM, "all-reduce: %zu bytes", sizeof(*c));
     if (st == YARD_OK)
         st = allocate(c, err);
     if (st == YARD_OK)
-        describe(r, c);
+        describe(r, c, lost);
     return st;
 }
 
@@ -121,18 +123,18 @@ static void look(yard_all_reduce *r)
     const cuda_sum *c = r->impl;
     const uint32_t what = *(volatile uint32_t *)&c->error->what;
     const int value = *(volatile int32_t *)&c->error->value;
-    uint32_t lost = 0;
+    bool lost;
 
     if (what == EP_FAULT_NONE)
         return;
+    lost = yard_fabric_poll(r->config.fabric, NULL) == YARD_EPEER;
     if (what == EP_FAULT_TOKENS)
         r->status = yard_fail(&r->err, YARD_EINVAL, "all-reduce: rows: want 0 to %u, got %d",
                               r->config.max_rows, value);
     else
-        r->status = yard_fail(
-            &r->err,
-            yard_fabric_poll(r->config.fabric, &lost) == YARD_EPEER ? YARD_EPEER : YARD_ETIMEDOUT,
-            "rank %u, all-reduce: the deadline passed waiting for rank %d", r->rank, value);
+        r->status = yard_fail(&r->err, lost ? YARD_EPEER : YARD_ETIMEDOUT,
+                              "rank %u, all-reduce: %s waiting for rank %d", r->rank,
+                              lost ? "gave up" : "the deadline passed", value);
 }
 
 static yard_status sum(yard_all_reduce *r, void *x, const int32_t *n_rows, yard_stream stream)

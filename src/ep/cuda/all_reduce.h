@@ -26,7 +26,7 @@ typedef struct ep_cuda_sum {
     const int32_t *n_rows;
 } ep_cuda_sum;
 
-/* a: heap, rank, tp, error, host_error, timeout_ns and poison_substitute count. */
+/* a: heap, rank, tp, error, host_error, lost, timeout_ns and poison_substitute count. */
 cudaError_t yard_ep_cuda_launch_all_reduce(const ep_cuda_args *a, const ep_cuda_sum *s,
                                            uint32_t n_blocks, cudaStream_t stream);
 

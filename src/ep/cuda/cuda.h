@@ -144,6 +144,7 @@ typedef struct ep_cuda_args {
     ep_cuda_state *state;
     uint32_t *error;           /* sticky, of the group */
     ep_cuda_error *host_error; /* host memory */
+    const uint32_t *lost;      /* host memory: not 0 once a peer is lost */
     int32_t *kept_expert;      /* [max_tokens, top_k] of the last send */
     float *kept_weight;        /* [max_tokens, top_k] */
     uint32_t *kept_ranks;      /* [max_tokens] ranks that a token went to */

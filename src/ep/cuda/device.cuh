@@ -187,8 +187,9 @@ static __device__ __noinline__ void report(const ep_cuda_args &a, uint32_t what,
     __threadfence_system();
 }
 
-/* Deadlines are looked at once in this many polls: a read of the clock takes longer than a poll. */
-enum { POLLS_BETWEEN = 256, POLLS_WITHOUT_PAUSE = 32 };
+/* Deadlines are looked at once in this many polls: a read of the clock takes longer than a poll. So
+ * does one of the host's word, which is looked at about once a millisecond. */
+enum { POLLS_BETWEEN = 256, POLLS_BETWEEN_LOSSES = 1024, POLLS_WITHOUT_PAUSE = 32 };
 
 typedef struct waiting {
     uint64_t until; /* 1: not asked for yet */
@@ -203,7 +204,7 @@ DEVICE bool is_consequence(uint32_t what)
     return what == EP_FAULT_RESULT || what == EP_FAULT_OUTPUT || what == EP_FAULT_LAYOUT;
 }
 
-/* The deadline; 0 once it has passed or the group has failed. */
+/* The deadline; 0 once it has passed, the group has failed or a peer is lost. */
 static __device__ __noinline__ uint64_t wait_longer(const ep_cuda_args &a, waiting w, uint32_t what,
                                                     uint32_t rank)
 {
@@ -217,15 +218,16 @@ static __device__ __noinline__ uint64_t wait_longer(const ep_cuda_args &a, waiti
         return 0;
     if (w.until == 1)
         return now + a.timeout_ns + (is_consequence(what) ? a.timeout_ns / 8 : 0);
-    if (now < w.until)
+    if (now < w.until &&
+        (w.n_polls % POLLS_BETWEEN_LOSSES != 0 || *(const volatile uint32_t *)a.lost == 0))
         return w.until;
     report(a, what, (int32_t)rank);
     return 0;
 }
 
-/* False once the deadline has passed or the group has failed. Who waits for longer polls less
- * often: many blocks that read the same lines without a pause can keep their writer from them for
- * ever. */
+/* False once the deadline has passed, the group has failed or a peer is lost. Who waits for longer
+ * polls less often: many blocks that read the same lines without a pause can keep their writer from
+ * them for ever. */
 DEVICE bool may_wait(const ep_cuda_args &a, waiting *w, uint32_t what, uint32_t rank)
 {
     if (++w->n_polls > POLLS_WITHOUT_PAUSE)

@@ -243,14 +243,16 @@ static yard_status prepare_rounds(yard_ep *ep, ep_cuda *cu, yard_error *err)
 {
     const uint64_t timeout_us =
         yard_fabric_deadline(ep->fabric, ep->config.timeout_us) - yard_now_us();
+    const uint32_t *lost = yard_fabric_device_lost(ep->fabric, err);
     yard_sym at = ep->config.heap_at;
-    yard_status st = YARD_OK;
+    yard_status st = lost ? YARD_OK : YARD_ENOMEM;
 
     for (uint32_t i = 0; i < ep->config.n_rounds && st == YARD_OK; i++) {
         ep_cuda_args *a = &cu->rounds[i].args;
 
         describe_rows(ep, cu->puts, a);
         a->timeout_ns = timeout_us * 1000;
+        a->lost = lost;
         lay_out_heap(ep, cu->puts, a, &at);
         st = find_peers(ep, cu, a, err);
         ep->rounds[i].ep = ep;
@@ -343,14 +345,18 @@ static void close_cuda(yard_ep *ep)
 
 static void say(yard_ep *ep, yard_status st, const char *call, const char *what, int value)
 {
+    const bool waited = st == YARD_ETIMEDOUT;
+    const char *why = waited ? "the deadline passed" : "";
     char lost[48] = "";
     uint32_t first = 0;
 
     if (yard_fabric_poll(ep->fabric, &first) == YARD_EPEER) {
         snprintf(lost, sizeof(lost), "; lost first: rank %u", first);
-        st = st == YARD_ETIMEDOUT ? YARD_EPEER : st;
+        st = waited ? YARD_EPEER : st;
+        why = waited ? "gave up" : "";
     }
-    ep->status = yard_fail(&ep->err, st, "rank %u, %s: %s%d%s", ep->rank, call, what, value, lost);
+    ep->status =
+        yard_fail(&ep->err, st, "rank %u, %s: %s%s%d%s", ep->rank, call, why, what, value, lost);
 }
 
 static void look(yard_ep *ep)
@@ -370,23 +376,22 @@ static void look(yard_ep *ep)
         say(ep, YARD_EINVAL, "dispatch_send", "expert: want -1 to n_experts - 1, got ", value);
         return;
     case EP_FAULT_LAYOUT:
-        say(ep, YARD_ETIMEDOUT, "dispatch_recv", "the deadline passed in the layout of rank ",
-            value);
+        say(ep, YARD_ETIMEDOUT, "dispatch_recv", " in the layout of rank ", value);
         return;
     case EP_FAULT_LIMIT:
         say(ep, YARD_EINVAL, "dispatch_recv", "another limit of tokens than here has rank ", value);
         return;
     case EP_FAULT_DISPATCH:
-        say(ep, YARD_ETIMEDOUT, "dispatch_recv", "the deadline passed waiting for rank ", value);
+        say(ep, YARD_ETIMEDOUT, "dispatch_recv", " waiting for rank ", value);
         return;
     case EP_FAULT_COMBINE:
-        say(ep, YARD_ETIMEDOUT, "combine_recv", "the deadline passed waiting for rank ", value);
+        say(ep, YARD_ETIMEDOUT, "combine_recv", " waiting for rank ", value);
         return;
     case EP_FAULT_RESULT:
-        say(ep, YARD_ETIMEDOUT, "combine_recv", "the deadline passed: no result for token ", value);
+        say(ep, YARD_ETIMEDOUT, "combine_recv", ": no result for token ", value);
         return;
     default:
-        say(ep, YARD_ETIMEDOUT, "combine_recv", "no finished row from rank ", value);
+        say(ep, YARD_ETIMEDOUT, "combine_recv", ": no finished row from rank ", value);
     }
 }
 

@@ -11,6 +11,7 @@
  * and by name only: sane (few of each kind, for compute-sanitizer), timing and sum_timing (quick
  * figures) */
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "ep/cuda/group.h"
@@ -285,9 +286,9 @@ static void suite_sane(void)
 /* ---- faults -------------------------------------------------------------------------------- */
 
 typedef struct fault_case {
-    const char *name;
-    int how; /* 0: killed, 1: stopped */
-    uint64_t after_us;
+    const stress_case *shape;
+    bool stops;                    /* else rank 1 is killed */
+    _Atomic uint64_t *happened_us; /* shared */
 } fault_case;
 
 /* For faults and groups that come and go; the second has flags and keeps its own share apart. */
@@ -297,10 +298,12 @@ static const stress_case fault_shape = { "",  16, 1024, 32,    8, 1,     1,
 static const stress_case flagged_shape = { "", 150, 1024, 32,    8, 1,     1,
                                            0,  1,   true, false, 0, false, false };
 
-/* Rank 1 exchanges until the parent ends it; rank 0 must notice within its deadline. */
+/* Rank 1 exchanges until the parent ends it; rank 0 must notice within its deadline, and long
+ * before where its host learns that the process is gone: that deadline is never reached. */
 static void run_victim(const yard_fabric_config *fabric, void *ctx)
 {
-    const stress_case *c = ctx;
+    const fault_case *fault = ctx;
+    const stress_case *c = fault->shape;
     yard_ep *ep = open_stress(fabric, c);
     const stress s = make_stress(ep, c);
     ep_cuda *cu = ep->impl;
@@ -308,7 +311,7 @@ static void run_victim(const yard_fabric_config *fabric, void *ctx)
     cudaStream_t stream;
     uint64_t begun;
 
-    cu->rounds[0].args.timeout_ns = 300000000;
+    cu->rounds[0].args.timeout_ns = fault->stops ? 300000000 : 3600000000000;
     CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     exec = record(ep, &s, 0, stream);
     begun = yard_now_us();
@@ -321,8 +324,9 @@ static void run_victim(const yard_fabric_config *fabric, void *ctx)
     if (fabric->rank == 0) {
         const yard_status st = yard_ep_poll(ep);
 
-        printf("  %s\n", yard_ep_error(ep));
-        CHECK(st == YARD_EPEER || st == YARD_ETIMEDOUT);
+        printf("  %s, after %.1f ms\n", yard_ep_error(ep),
+               (double)(yard_now_us() - *fault->happened_us) / 1e3);
+        CHECK(fault->stops ? st == YARD_ETIMEDOUT : st == YARD_EPEER);
         CHECK(strstr(yard_ep_error(ep), "rank 1") != NULL);
         /* later calls return at once, later replays do nothing and end */
         CHECK(yard_ep_dispatch_send(yard_ep_get_round(ep, 0), s.x, NULL, s.expert, s.weight,
@@ -344,13 +348,20 @@ static void pause_us(uint64_t us)
 
 static void suite_faults(void)
 {
+    _Atomic uint64_t *happened_us =
+        mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    if (happened_us == MAP_FAILED)
+        abort();
     for (uint64_t i = 0; i < (uint64_t)(6 * scale) + 4; i++) {
         const bool stop = i % 2, flags = i / 2 % 2;
+        fault_case fault = { flags ? &flagged_shape : &fault_shape, stop, happened_us };
         ranks g;
         int code;
 
-        ranks_start(&g, 2, run_victim, (void *)(flags ? &flagged_shape : &fault_shape));
+        ranks_start(&g, 2, run_victim, &fault);
         pause_us(3000000 + (i * 7919 + seed * 104729) % 1000 * 1000);
+        *happened_us = yard_now_us();
         kill(g.pids[1], stop ? SIGSTOP : SIGKILL);
         code = ranks_wait(&g, 0);
         kill(g.pids[1], SIGKILL);
@@ -358,6 +369,7 @@ static void suite_faults(void)
         outcome(code, flags ? "faults: rank 1 %s, flags, run %llu" : "faults: rank 1 %s, run %llu",
                 stop ? "stopped" : "killed", i);
     }
+    munmap((void *)happened_us, 4096);
 }
 
 static void run_bad_input(const yard_fabric_config *fabric, void *ctx)
