@@ -7,8 +7,8 @@
 enum {
     ROPE_THREADS = 256,
     ROPE_WARPS = ROPE_THREADS / WARP_LANES,
-    ROPE_PART_HEADS = 32, /* of a block, or as often as many */
-    ROPE_MAX_BLOCKS = 132 * 6
+    ROPE_PART_HEADS = 32,     /* of a block, or as often as many */
+    ROPE_MAX_BLOCKS = 132 * 4 /* as many as there is room for at once */
 };
 
 /* By the last threads: the first ones rotate heads meanwhile. */
