@@ -1,5 +1,6 @@
-/* Runs the GPU tests: gpu_test [SEED] [quick] [NAME..]. quick: small shapes only, for the
- * sanitizers. The last line is "N passed, N failed". */
+/* Runs the GPU tests: gpu_test [SEED] [quick] [NAME[:SHAPE]..]. quick: small shapes only, for the
+ * sanitizers. SHAPE: that one of mla_decode alone, as its table names it. The last line is
+ * "N passed, N failed". */
 #include "gpu_test.h"
 
 #include <stdarg.h>
@@ -59,12 +60,17 @@ static const struct {
     { "gqa", gpu_test_gqa },
 };
 
-/* Without names on the command line, all. */
-static bool is_wanted(const char *name, int argc, char **argv)
+/* Without names on the command line, all. *shape: what follows the name, or NULL. */
+static bool is_wanted(const char *name, int argc, char **argv, const char **shape)
 {
-    for (int i = 0; i < argc; i++)
-        if (!strcmp(argv[i], name))
-            return true;
+    const size_t n = strlen(name);
+
+    for (int i = 0; i < argc; i++) {
+        if (strncmp(argv[i], name, n) != 0 || (argv[i][n] != '\0' && argv[i][n] != ':'))
+            continue;
+        *shape = argv[i][n] ? argv[i] + n + 1 : NULL;
+        return true;
+    }
     return argc == 0;
 }
 
@@ -87,7 +93,7 @@ int main(int argc, char **argv)
            (unsigned long long)seed);
     for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
         gpu_test t = { .seed = seed, .quick = quick };
-        if (!is_wanted(tests[i].name, argc - first_name, argv + first_name))
+        if (!is_wanted(tests[i].name, argc - first_name, argv + first_name, &t.shape))
             continue;
         tests[i].run(&t);
         printf("%s: %u passed, %u failed\n", tests[i].name, t.n_passed, t.n_failed);

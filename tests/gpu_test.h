@@ -11,8 +11,9 @@
 /* What one test file reports. A failed case says why on standard output. */
 typedef struct gpu_test {
     uint32_t n_passed, n_failed;
-    uint64_t seed; /* state of gpu_test_random */
-    bool quick;    /* small shapes only: for the sanitizers */
+    uint64_t seed;     /* state of gpu_test_random */
+    bool quick;        /* small shapes only: for the sanitizers */
+    const char *shape; /* this one only; NULL: all */
 } gpu_test;
 
 /* Counts one case; fmt describes it, and is printed when it failed. */

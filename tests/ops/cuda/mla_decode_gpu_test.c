@@ -338,6 +338,8 @@ void gpu_test_mla_decode(gpu_test *t)
         if (!bed_open_for(&b, t, variants[v], &limits))
             return;
         for (int i = 0; i < (t->quick ? N_QUICK : N_SHAPES); i++) {
+            if (t->shape && strcmp(t->shape, shapes[i].name) != 0)
+                continue;
             all_cases(&b, &shapes[i]);
             replayed(&b, &shapes[i]);
             impatient(&b, &shapes[i]);
