@@ -26,6 +26,7 @@ enum {
     MLA_MAX_BLOCKS = 160,
     /* partial results kept at once, a block: [64, 512] bf16 and 64 f32 */
     MLA_BLOCK_ROOMS = 2,
+    MLA_VALUE_WARPS = 8,
     MLA_FIXED_BLOCK_ROOMS = 2 * MLA_MAX_SPLITS, /* deterministic */
     MLA_ITEM_BYTES = 16,
     MLA_SPLIT_BYTES = 8,
@@ -34,9 +35,12 @@ enum {
     MLA_ROOM_BYTES = MLA_ROWS * MLA_RANK * 2
 };
 
-/* Where the blocks of a launch meet; zeros at first. left: a block waited in vain, by turns. */
+/* Where the blocks of a launch meet; zeros at first. left: a block waited in vain, by turns. pairs:
+ * two blocks share a row, and each warp adds one, in the room of the first part; who finds an odd
+ * number is the second. */
 typedef struct yard_mla_meeting {
     uint32_t arrived, left[2];
+    uint32_t pairs[MLA_BLOCK_ROOMS * MLA_MAX_BLOCKS][MLA_VALUE_WARPS];
 } yard_mla_meeting;
 
 /* A stream's memory for the kernel. Plans are made before the kernels ahead are done, so a launch

@@ -26,7 +26,7 @@ enum {
 
 /* Tiles [first_tile, end_tile) of n_rows rows from `row` on. slot: where the partial result goes;
  * < 0: it is the whole. n_parts: so many, this one the last, are joined by the block when it is
- * done; 0: by others, or none. */
+ * done; ITEM_PAIR: two, by the block that is done last; 0: by all blocks, or none. */
 struct __align__(16) mla_item
 {
     uint32_t row_and_count; /* row * 8 + n_rows */
@@ -35,6 +35,8 @@ struct __align__(16) mla_item
     uint8_t n_parts, last_positions; /* of the last tile */
     int32_t seq;
 };
+
+enum { ITEM_PAIR = 0xff };
 
 /* A piece's parts are in n slots from first on. */
 struct __align__(8) mla_splits
@@ -92,6 +94,7 @@ struct plan {
     uint32_t chain, lanes, n_workers, worker, lane, halves;
     uint32_t stretch, snap;
     bool aligned; /* pieces begin with a stretch */
+    bool pairs;   /* no piece has more than two parts, no worker more than one: see mla_pair.cuh */
 };
 
 /* ---- the line -------------------------------------------------------------------------------- */
@@ -232,6 +235,7 @@ static __device__ void cut_line(const yard_mla_decode_task &t, const plan_shared
         p.stretch = whole <= p.stretch + p.stretch / 16 ? whole : p.stretch;
     }
     p.snap = p.aligned ? 1 : 1 + p.stretch / 16;
+    p.pairs = !t.deterministic && p.aligned && longest <= 2 * p.stretch;
 }
 
 /* ---- shares ---------------------------------------------------------------------------------- */
@@ -331,6 +335,7 @@ static __device__ mla_item item_of(const yard_mla_decode_task &t, const plan &p,
         item.first_tile = share.from;
         item.end_tile = share.to;
         item.slot = s.n > 1 ? (int16_t)(p.worker + split) : -1;
+        item.n_parts = s.n > 1 && p.pairs ? ITEM_PAIR : 0;
     }
     item.last_positions = item.end_tile == r.tiles ? r.last_positions : YARD_PAGE_TOKENS;
     return item;
@@ -446,7 +451,7 @@ static __device__ void make_plan(const yard_mla_decode_task &t, plan_shared &m, 
         r = look_at(t.batch, p.end, row);
     }
     if (threadIdx.x == 0) {
-        kept.n_splits = n_splits;
+        kept.n_splits = p.pairs ? 0 : n_splits;
         kept.chain = p.chain;
         kept.lane = p.lane;
         kept.lanes = p.lanes;

@@ -30,7 +30,7 @@ enum {
     SCORE_REGISTERS = 184,
     VALUE_REGISTERS = 160, /* the assembler wants that many for 256 columns */
     SCORE_WARPS = 4,
-    VALUE_WARPS = 8,
+    VALUE_WARPS = MLA_VALUE_WARPS,
 
     /* the first item's queries come by way of the last stage, in boxes of [8 chunks, 8 heads, 64
      * columns], rows of 128 bytes, swizzled */
@@ -70,6 +70,15 @@ struct decode_shared {
         queries_here = values_done + 8;
     }
 };
+
+/* Not known to be the same every time, so that what comes of it stays in no register. */
+static __device__ __forceinline__ uint32_t this_thread(void)
+{
+    uint32_t x;
+
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
 
 /* An item that the producer has begun: after a wait for its first tile. */
 static __device__ __forceinline__ const mla_item &item_at(const decode_shared &m, uint32_t i)

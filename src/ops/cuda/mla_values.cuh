@@ -3,6 +3,7 @@
 #define YARD_OPS_CUDA_MLA_VALUES_CUH
 
 #include "ops/cuda/mla_join.cuh"
+#include "ops/cuda/mla_pair.cuh"
 #include "ops/cuda/mla_widen.cuh"
 #include "ops/cuda/softmax.cuh"
 #include "ops/cuda/wgmma_attend.cuh"
@@ -22,19 +23,41 @@ static __device__ __forceinline__ void refill(const yard_mla_decode_maps &maps,
     __syncwarp();
 }
 
-/* First column of a query row's result: in its room, or in y. */
+/* First column of a query row's result: in its room if it is a part, or in y. */
 static __device__ __forceinline__ uint16_t *result_of(const yard_mla_decode_task &t,
                                                       const block_share &b, const mla_item &item,
-                                                      uint32_t row, bool *wanted)
+                                                      uint32_t row, bool is_part, bool *wanted)
 {
     const uint32_t idx = b.lane * MLA_ROWS + row, n_rows = item.row_and_count % 8;
 
-    *wanted = item.slot >= 0 || idx < n_rows * t.n_heads;
-    if (item.slot >= 0)
+    *wanted = is_part || idx < n_rows * t.n_heads;
+    if (is_part)
         return (uint16_t *)t.space.partial +
                (((size_t)item.slot * b.lanes + b.lane) * MLA_ROWS + row) * MLA_RANK;
     return (uint16_t *)t.y.data + (size_t)(item.row_and_count / 8 + idx / t.n_heads) * t.y.ld +
            idx % t.n_heads * MLA_RANK;
+}
+
+/* One of the two parts of a row: joined with the other if that is there. */
+static __device__ __forceinline__ void finish_pair(const yard_mla_decode_task &t,
+                                                   const decode_shared &m, const block_share &b,
+                                                   uint32_t half, const float (&d)[128])
+{
+    const mla_item &item = item_at(m, 0);
+    const uint32_t row = this_thread() % 128 / 32 * 16 + this_thread() % 32 / 4;
+    volatile const float *inverse = (const float *)(m.bytes + INVERSE_AT) + row;
+    uint32_t x[64];
+    bool wanted0, wanted1;
+
+    round_rows(x, d, inverse[0], inverse[8]);
+    const pair_place p = pair_of(t, b, item);
+    if (!is_second(p, x))
+        return;
+    join_pair(t, p, row, x);
+    uint16_t *to0 = result_of(t, b, item, row, false, &wanted0) + half * 256;
+    uint16_t *to1 = result_of(t, b, item, row + 8, false, &wanted1) + half * 256;
+    store_rounded<0>(x, to0, wanted0);
+    store_rounded<1>(x, to1, wanted1);
 }
 
 /* The first tiles; one warp. */
@@ -116,9 +139,13 @@ compute_values(const yard_mla_decode_maps &maps, const yard_mla_decode_task &t,
         arrive_warp(m.values_done);
         refill<FP8>(maps, t, m, b, tiles - 1, used);
         const mla_item &done = item_at(m, i);
+        if (done.n_parts == ITEM_PAIR) { /* the block's only item */
+            finish_pair(t, m, b, half, d);
+            return;
+        }
         bool wanted0, wanted1;
-        uint16_t *to0 = result_of(t, b, done, row, &wanted0) + half * 256;
-        uint16_t *to1 = result_of(t, b, done, row + 8, &wanted1) + half * 256;
+        uint16_t *to0 = result_of(t, b, done, row, done.slot >= 0, &wanted0) + half * 256;
+        uint16_t *to1 = result_of(t, b, done, row + 8, done.slot >= 0, &wanted1) + half * 256;
         store_row<0>(d, f0, to0, wanted0);
         store_row<1>(d, f1, to1, wanted1);
         __syncwarp(); /* the item is read again: no register is left to keep it */

@@ -19,15 +19,6 @@ static __device__ __forceinline__ uint4 widen_eight(uint32_t lo, uint32_t hi, fl
                       widen_pair(hi >> 16, scale));
 }
 
-/* Not known to be the same every time, so that what comes of it stays in no register. */
-static __device__ __forceinline__ uint32_t this_thread(void)
-{
-    uint32_t x;
-
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-    return x;
-}
-
 /* A tile that arrives in `stage`, when it is there; all value warps. A warp has eight rows, so that
  * only its own lanes read what it writes over; a lane has a quarter of each group of a row. */
 static __device__ __forceinline__ void widen_tile(const decode_shared &m, uint32_t stage,
