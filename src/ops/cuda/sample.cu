@@ -8,8 +8,7 @@
 enum {
     LOOK_BLOCKS = 4, /* of a processor */
     WEIGH_BLOCKS = 4,
-    GATHER_BLOCKS = 4,
-    SLICE_BATCHES = 8
+    GATHER_BLOCKS = 4
 };
 
 /* How the rows are cut. */
@@ -17,22 +16,19 @@ typedef struct cut {
     uint32_t n_rows, n_slices, slice; /* logits of a slice */
 } cut;
 
-/* Slices of whole batches, as long as is needed for no more of them than blocks, but not so long
- * that blocks have nothing to do at the end. The same in all kernels. */
+/* The same in all kernels; without a division, for which the count's reader would wait. */
 static __device__ __forceinline__ cut cut_rows(const sample_args &n)
 {
     const uint32_t n_all = (uint32_t)*n.a.n_rows;
-    const uint32_t n_batches = (n.a.n_vocab + BATCH * BATCH_STEP - 1) / (BATCH * BATCH_STEP);
-    const uint32_t least = (n_batches + MAX_SLICES - 1) / MAX_SLICES;
-    uint32_t each = least;
-    cut c;
+    const uint32_t n_rows = n_all > n.first ? min(n_all - n.first, n.n_slots) : 0;
+    cut c = { n_rows, n.way[0].n_slices, n.way[0].slice };
 
-    c.n_rows = n_all > n.first ? min(n_all - n.first, n.n_slots) : 0;
-    while (each < max(least, (uint32_t)SLICE_BATCHES) &&
-           c.n_rows * ((n_batches + each - 1) / each) > n.n_room)
-        each++;
-    c.slice = each * BATCH * BATCH_STEP;
-    c.n_slices = (n_batches + each - 1) / each;
+#pragma unroll
+    for (uint32_t i = 1; i < CUTS; i++)
+        if (n_rows > n.way[i - 1].max_rows) {
+            c.n_slices = n.way[i].n_slices;
+            c.slice = n.way[i].slice;
+        }
     return c;
 }
 
@@ -125,24 +121,40 @@ void yard_cuda_sample_close(yard_sample_space *space)
     cudaFree(space->slots);
 }
 
+/* Slices of whole batches: the shortest of which the rows have no more than blocks run at once, but
+ * not so long that blocks have nothing to do at the end. */
+static void set_cuts(sample_args *n, uint32_t n_room)
+{
+    const uint32_t batch = BATCH * BATCH_STEP, n_batches = yard_ceil_div(n->a.n_vocab, batch);
+    const uint32_t least = yard_ceil_div(n_batches, MAX_SLICES);
+
+    for (uint32_t i = 0; i < CUTS; i++) {
+        const uint32_t each = max(least, i + 1);
+
+        n->way[i].slice = each * batch;
+        n->way[i].n_slices = yard_ceil_div(n_batches, each);
+        n->way[i].max_rows = n_room / n->way[i].n_slices;
+    }
+}
+
 yard_status yard_cuda_sample_launch(const yard_sample_args *a, const yard_sample_space *space,
                                     void *stream, yard_error *err)
 {
     const uint32_t n_slots = min(space->max_rows, (uint32_t)MAX_SLOTS);
     const uint32_t n_blocks = min(n_slots * MAX_SLICES, space->n_room);
-    sample_args n = { *a,
-                      (sample_slot *)space->slots,
-                      0,
-                      n_slots,
-                      space->n_room,
-                      (uintptr_t)a->logits % 16 == 0 && a->n_vocab % 4 == 0 };
+    sample_args n = {};
     yard_status st = YARD_OK;
 
     if (!space->slots)
         return yard_fail(err, YARD_EINVAL, "sample: want max_vocab above 0 in the limits, got 0");
-    if (a->n_vocab > MAX_SLICES * MAX_SLICE)
-        return yard_fail(err, YARD_EINVAL, "sample: want at most %d ids, got %u",
+    if (a->n_vocab == 0 || a->n_vocab > MAX_SLICES * MAX_SLICE)
+        return yard_fail(err, YARD_EINVAL, "sample: want 1 to %d ids, got %u",
                          MAX_SLICES * MAX_SLICE, a->n_vocab);
+    n.a = *a;
+    n.slots = (sample_slot *)space->slots;
+    n.n_slots = n_slots;
+    n.wide = (uintptr_t)a->logits % 16 == 0 && a->n_vocab % 4 == 0;
+    set_cuts(&n, space->n_room);
     for (; st == YARD_OK && n.first < space->max_rows; n.first += n_slots) {
         st = launch_rows(sample_look_kernel, n_blocks, SAMPLE_THREADS, sizeof(sample_shared), n,
                          "sample", stream, err);

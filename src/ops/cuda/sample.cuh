@@ -25,6 +25,7 @@ enum {
     LISTED = BINS,                /* candidates that are put in order */
     MAX_SLICES = 32,
     MAX_SLICE = 15 * 4096, /* logits */
+    CUTS = 8,
     LIMB_BITS = 16,
     LIMBS = 2,
     MAX_RANGES = 3
@@ -90,8 +91,11 @@ typedef struct sample_args {
     yard_sample_args a;
     sample_slot *slots;
     uint32_t first, n_slots; /* rows from `first` on that have slots */
-    uint32_t n_room;         /* thread blocks that run at once */
     bool wide;               /* rows are whole vectors */
+    struct {
+        uint32_t max_rows; /* of which no more slices are needed than blocks run at once */
+        uint32_t n_slices, slice;
+    } way[CUTS]; /* to cut rows, from the shortest slices on */
 } sample_args;
 
 /* A kernel's work on one slice. What is the same in all threads of a block. */
