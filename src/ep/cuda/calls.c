@@ -56,12 +56,12 @@ static bool apply_limit(const yard_ep_round *round, ep_cuda_args *a)
     return false;
 }
 
-/* Rows with flags, or in place, are made and copied whole. */
-static void take_rows_whole(ep_cuda_args *a, ep_cuda_launch *l)
+/* Rows with flags, or in place, and what is put, are made and copied whole. */
+static void take_rows_whole(ep_cuda_args *a, ep_cuda_launch *l, uint32_t n_vectors)
 {
-    a->part_vectors = a->n_vectors;
+    a->part_vectors = n_vectors;
     l->n_parts = 1;
-    l->n_threads = threads_for(a->n_vectors);
+    l->n_threads = threads_for(n_vectors);
 }
 
 static uint32_t own_tokens(const ep_cuda_args *a)
@@ -212,7 +212,7 @@ yard_status yard_ep_cuda_dispatch_send(yard_ep_round *round, const void *x, cons
                          least(readable_rows(cu, expert, a.top_k * sizeof(*expert)),
                                readable_rows(cu, weight, a.top_k * sizeof(*weight))));
     if (flags || cu->puts)
-        take_rows_whole(&a, &l);
+        take_rows_whole(&a, &l, a.n_vectors);
     else
         cut_rows(&a, &l, a.n_vectors, a.bound <= FEW_TOKENS ? 2 : 1, EP_CUDA_THREADS);
     l.n_threads += 32; /* a warp for the header or the flags */
@@ -240,7 +240,7 @@ static cudaError_t launch_flagged(const ep_cuda *cu, ep_cuda_args *a, ep_cuda_la
     rc = cu->kernels->layout(a, l);
     if (rc != cudaSuccess || a->in_place)
         return rc;
-    take_rows_whole(a, l);
+    take_rows_whole(a, l, a->n_vectors);
     /* No more than find room beside a send: the others would begin once it has ended. */
     l->n_blocks = least(a->dp * a->bound, cu->n_sms * 2);
     l->overlap = true; /* nothing stands between */
@@ -354,10 +354,13 @@ yard_status yard_ep_cuda_combine_send(yard_ep_round *round, const void *expert_y
     a.n_served = a.dp;
     a.by_served = a.by_dp;
     l.half_flight = a.dp * a.bound > cu->n_sms;
-    cut_rows(&a, &l, a.n_result_vectors, combine_parts(&a),
-             l.half_flight ? EP_CUDA_THREADS / 2 : EP_CUDA_THREADS);
+    if (cu->puts)
+        take_rows_whole(&a, &l, a.n_result_vectors);
+    else
+        cut_rows(&a, &l, a.n_result_vectors, combine_parts(&a),
+                 l.half_flight ? EP_CUDA_THREADS / 2 : EP_CUDA_THREADS);
     l.n_blocks = send_blocks(ep, &l, a.dp * a.bound,
-                             l.half_flight ? EP_CUDA_HALF_BLOCKS : SEND_BLOCKS_PER_SM);
+                             l.half_flight && !cu->puts ? EP_CUDA_HALF_BLOCKS : SEND_BLOCKS_PER_SM);
     l.overlap = send_overlaps(cu, l.stream);
     st = launched(
         ep, "combine_send",

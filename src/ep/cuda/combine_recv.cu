@@ -215,7 +215,7 @@ DEVICE void take_outputs(const ep_cuda_args &a, uint32_t n_tokens)
 /* ---- the kernels --------------------------------------------------------------------------- */
 
 template <bool BF16, bool EXACT, uint32_t FLIGHT, typename ARGS>
-DEVICE void finish_tokens(const ARGS &a, uint32_t n_blocks, uint32_t failed)
+DEVICE void finish_tokens(const ARGS &a, uint32_t n_blocks, uint32_t failed, uint32_t epoch)
 {
     const int N = BF16 ? 8 : 4; /* values of a vector */
     const uint32_t lane = threadIdx.x % WARP, begin = blockIdx.y * a.part_vectors;
@@ -229,11 +229,18 @@ DEVICE void finish_tokens(const ARGS &a, uint32_t n_blocks, uint32_t failed)
         uint32_t word[8];
         float sum[8];
 
-        if (v < end)
+        if (!PUTS && v < end)
             load_results<EXACT, FLIGHT>(a, from, 0, in);
+        const uint32_t puts = PUTS ? load_shallow(a.kept_puts + t) : 0;
         const uint32_t n_tokens = load_word(a.kept_count);
         if (failed || t >= n_tokens) /* not asked before: the loads above would wait */
             return;
+        if (PUTS) {
+            if (!await_put_results(a, t, puts, epoch))
+                return;
+            if (v < end)
+                load_results<EXACT, FLIGHT>(a, from, 0, in);
+        }
         add_results<BF16, EXACT, FLIGHT>(a, k, t, from, v < end, in, sum);
         if (v >= end)
             continue;
@@ -251,6 +258,8 @@ DEVICE void await_packets(const ep_cuda_args &a, uint32_t epoch)
         uint4 v;
         if (is_direct(a, r))
             await_packet(a, place(a, a.rank, count_at(a, 1, r)), epoch, &v, EP_FAULT_COMBINE, r);
+        else
+            await_signal(a, EP_SIGNAL_COMBINE, r, epoch, EP_FAULT_COMBINE, r);
     }
 }
 
@@ -264,16 +273,15 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS, FLIGHT == 2 ? 3 : 2)
     if (a.lets_next_start)
         let_successor_start();
     const uint32_t epoch = load_word(&a.state->combine_epoch) + 1;
-    uint32_t failed = load_word(a.error);
+    const uint32_t failed = load_word(a.error);
 
     dawdle(a, 3);
-    failed |= !await_puts(a, EP_SIGNAL_RESULTS, (uint64_t)epoch * EP_CUDA_BATCH, EP_FAULT_COMBINE);
     if (blockIdx.x == gridDim.x - 1) {
         await_packets(a, epoch);
     } else {
         if (a.tp > 1)
             await_siblings(a, epoch);
-        finish_tokens<BF16, EXACT, FLIGHT>(a, gridDim.x - 1, failed);
+        finish_tokens<BF16, EXACT, FLIGHT>(a, gridDim.x - 1, failed, epoch);
     }
     if (!failed && a.tp > 1)
         take_outputs(a, load_word(a.kept_count));

@@ -10,11 +10,14 @@ typedef struct arrival {
     bool exists;
 } arrival;
 
-/* Peers' tokens before this rank's own. Loads only: nothing is waited for. */
+/* Peers' tokens before this rank's own; with puts all of them. Loads only: nothing is waited for.
+ */
 template <bool EXACT, typename ARGS>
 DEVICE arrival look_up(const ARGS &a, uint32_t q, uint32_t lane)
 {
-    const uint32_t t = quotient(q, a.by_served), before = q - t * a.n_served + a.group + 1;
+    const uint32_t first = quotient(q, PUTS ? a.by_bound : a.by_served);
+    const uint32_t second = q - first * (PUTS ? a.bound : a.n_served);
+    const uint32_t t = PUTS ? second : first, before = (PUTS ? first : second) + a.group + 1;
     const uint32_t g = before < a.dp ? before : before - a.dp, slot = g * a.max_tokens + t;
     arrival n = { -1, {}, g, t, 0, false };
 
@@ -49,40 +52,46 @@ DEVICE float weight_of(const ARGS &a, const arrival &n, uint32_t epoch, uint32_t
     return __uint_as_float(lane % 3 == 0 ? x : lane % 3 == 1 ? y : z);
 }
 
+/* The staged form is for a put, which the same block reads: plain stores stay near. */
 template <bool BF16, bool EXACT, uint32_t FLIGHT, typename ARGS>
 DEVICE void return_token(const ARGS &a, const arrival &n, float weight, uint32_t v, uint32_t end)
 {
     const uint32_t owner = owner_of(a, n.group, n.t);
-    uint8_t *to = is_direct(a, owner)
-                      ? place(a, owner, result_at(a, n.t, EXACT ? 0 : n.ordinal)) + v * VECTOR
-                      : place(a, a.rank, results_stage_at<EXACT>(a, n.group, n.t)) + v * VECTOR;
+    const bool direct = is_direct(a, owner);
+    uint8_t *to = direct ? place(a, owner, result_at(a, n.t, EXACT ? 0 : n.ordinal)) + v * VECTOR
+                         : place(a, a.rank, results_stage_at<EXACT>(a, n.group, n.t)) + v * VECTOR;
     float sum[8] = {};
+    uint4 packed;
 
     take_rows<BF16, EXACT, FLIGHT>(a, n.row, weight, v, v < end, to, sum);
-    if (!EXACT && v < end)
-        store_relaxed(to, without_poison(pack<BF16>(sum), not_poison<BF16>()));
+    if (EXACT || v >= end)
+        return;
+    packed = without_poison(pack<BF16>(sum), not_poison<BF16>());
+    if (direct)
+        store_relaxed(to, packed);
+    else
+        store_plain(to, packed);
 }
 
 /* To every rank, also where nothing is returned: this rank has read what dispatch brought. */
-template <bool EXACT> DEVICE void send_packets(const ep_cuda_args &a, uint32_t epoch)
+DEVICE void send_packets(const ep_cuda_args &a, uint32_t epoch)
 {
     for (uint32_t r = threadIdx.x; r < a.n_ranks; r += blockDim.x)
         if (is_direct(a, r))
             store_relaxed(place(a, r, count_at(a, 1, a.rank)), make_uint4(0, 0, 0, epoch));
         else
-            signal_results<EXACT>(a, r);
+            signal(a, EP_SIGNAL_COMBINE, epoch, r);
     if (threadIdx.x == 0)
         a.state->dispatch_epoch = epoch;
 }
 
 /* Block (q, y) begins with part y of arrival q. FLIGHT: half the rows at a time need half the
- * registers, and of such blocks more share a multiprocessor. */
+ * registers, and of such blocks more share a multiprocessor. With puts a block returns whole rows,
+ * one a put. */
 template <bool BF16, bool EXACT, uint32_t FLIGHT, typename ARGS>
 static __global__ void
-__launch_bounds__(FLIGHT == EP_CUDA_ROWS_IN_FLIGHT ? EP_CUDA_THREADS : EP_CUDA_THREADS / 2,
-                  FLIGHT == EP_CUDA_ROWS_IN_FLIGHT
-                      ? 2
-                      : blocks_that_fit(EP_CUDA_THREADS / 2, EP_CUDA_HALF_BLOCKS))
+__launch_bounds__(PUTS || FLIGHT == EP_CUDA_ROWS_IN_FLIGHT ? EP_CUDA_THREADS : EP_CUDA_THREADS / 2,
+                  PUTS || FLIGHT == EP_CUDA_ROWS_IN_FLIGHT ? 2 : EP_CUDA_HALF_BLOCKS)
     combine_send_kernel(const __grid_constant__ ARGS a)
 {
     const uint32_t lane = threadIdx.x % WARP, n_items = a.n_served * a.bound;
@@ -100,8 +109,8 @@ __launch_bounds__(FLIGHT == EP_CUDA_ROWS_IN_FLIGHT ? EP_CUDA_THREADS : EP_CUDA_T
         next = look_up<EXACT>(a, q, lane);
     if (failed)
         return;
-    if (blockIdx.x == 0 && blockIdx.y == 0)
-        send_packets<EXACT>(a, epoch);
+    if (blockIdx.x == (PUTS ? gridDim.x - 1 : 0) && blockIdx.y == 0)
+        send_packets(a, epoch);
 #pragma unroll 1
     for (; q < n_items; q += gridDim.x) {
         const arrival n = next;
@@ -114,34 +123,43 @@ __launch_bounds__(FLIGHT == EP_CUDA_ROWS_IN_FLIGHT ? EP_CUDA_THREADS : EP_CUDA_T
         if (!EXACT)
             weight = weight_of(a, n, epoch, lane);
         return_token<BF16, EXACT, FLIGHT>(a, n, weight, v, end);
+#pragma unroll 1
+        for (uint32_t u = v + blockDim.x; PUTS && u - threadIdx.x < end; u += blockDim.x)
+            return_token<BF16, EXACT, FLIGHT>(a, n, weight, u, end);
         if (PUTS && !is_direct(a, owner_of(a, n.group, n.t)))
             put_results<EXACT>(a, n.group, n.t, __ballot_sync(ALL_LANES, n.row >= 0), n.ordinal,
-                               begin, end);
+                               epoch);
     }
 }
 
-template <bool BF16, uint32_t FLIGHT, typename ARGS> static const void *kernel_for(bool exact)
+template <bool BF16, uint32_t FLIGHT, typename ARGS> static const void *kernel_of(bool exact)
 {
     return exact ? (const void *)combine_send_kernel<BF16, true, FLIGHT, ARGS>
                  : (const void *)combine_send_kernel<BF16, false, FLIGHT, ARGS>;
 }
 
-cudaError_t yard_ep_cuda_launch_combine_send(const ep_cuda_args *a, bool bf16, bool exact,
-                                             const ep_cuda_launch *l)
+template <bool BF16, typename ARGS> static const void *kernel_for(bool exact, bool half_flight)
 {
     const uint32_t n = EP_CUDA_ROWS_IN_FLIGHT;
 
-    if (a->own_apart)
-        return launch((const void *)combine_send_kernel<true, false, n / 2, ep_cuda_apart>, a, l);
+    if constexpr (!PUTS)
+        if (!half_flight)
+            return kernel_of<BF16, n, ARGS>(exact);
+    return kernel_of<BF16, n / 2, ARGS>(exact);
+}
+
+cudaError_t yard_ep_cuda_launch_combine_send(const ep_cuda_args *a, bool bf16, bool exact,
+                                             const ep_cuda_launch *l)
+{
+    if constexpr (!PUTS)
+        if (a->own_apart)
+            return launch(
+                (const void *)
+                    combine_send_kernel<true, false, EP_CUDA_ROWS_IN_FLIGHT / 2, ep_cuda_apart>,
+                a, l);
     if (bf16 && is_common(a))
-        return launch(l->half_flight ? kernel_for<true, n / 2, ep_cuda_common>(exact)
-                                     : kernel_for<true, n, ep_cuda_common>(exact),
-                      a, l);
-    if (bf16)
-        return launch(l->half_flight ? kernel_for<true, n / 2, ep_cuda_args>(exact)
-                                     : kernel_for<true, n, ep_cuda_args>(exact),
-                      a, l);
-    return launch(l->half_flight ? kernel_for<false, n / 2, ep_cuda_args>(exact)
-                                 : kernel_for<false, n, ep_cuda_args>(exact),
+        return launch(kernel_for<true, ep_cuda_common>(exact, l->half_flight), a, l);
+    return launch(bf16 ? kernel_for<true, ep_cuda_args>(exact, l->half_flight)
+                       : kernel_for<false, ep_cuda_args>(exact, l->half_flight),
                   a, l);
 }

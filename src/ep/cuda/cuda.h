@@ -103,13 +103,13 @@ typedef struct ep_cuda_state {
     uint32_t n_laid_out, rest[31];
 } ep_cuda_state;
 
-/* What has come by puts, counted a source. Every exchange adds the same number whatever its tokens,
- * so a waiter needs to know nothing but the epoch. */
-typedef enum ep_cuda_signal { EP_SIGNAL_HEADER, EP_SIGNAL_ROWS, EP_SIGNAL_RESULTS } ep_cuda_signal;
-enum {
-    EP_CUDA_N_SIGNALS = 3,
-    EP_CUDA_BATCH = 1 << 28 /* a dispatch or combine adds to the latter */
-};
+/* What a put tells has come: a word for each of them, set to the epoch by the rank that puts it. */
+typedef enum ep_cuda_signal {
+    EP_SIGNAL_HEADER,  /* [n_ranks] header of a dispatch */
+    EP_SIGNAL_COMBINE, /* [n_ranks] a combine has begun there */
+    EP_SIGNAL_ROW,     /* [slots] */
+    EP_SIGNAL_RESULT   /* [max_tokens][top_k] */
+} ep_cuda_signal;
 
 enum { EP_CUDA_DONE = 4096 };
 
@@ -135,7 +135,7 @@ typedef struct ep_cuda_args {
     uint64_t at_results;  /* [max_tokens][top_k] of result_pitch */
     uint64_t at_outputs;  /* [max_tokens] of output_pitch; tp > 1 */
     /* with puts only; ids and weights then lie as header_pitch says */
-    uint64_t at_signals;       /* [ep_cuda_signal][n_ranks] u64, one writer each; all ones: 0 */
+    uint64_t at_signals;       /* u64 of each ep_cuda_signal, one writer each; all ones: none yet */
     uint64_t at_stage_headers; /* [n_ranks] of header_pitch */
     uint64_t at_stage_rows;    /* [own tokens] of row_pitch */
     uint64_t at_stage_results; /* [slots][top_k, or 1 with partial sums] of result_pitch */
@@ -148,11 +148,12 @@ typedef struct ep_cuda_args {
     int32_t *kept_expert;      /* [max_tokens, top_k] of the last send */
     float *kept_weight;        /* [max_tokens, top_k] */
     uint32_t *kept_ranks;      /* [max_tokens] ranks that a token went to */
-    uint32_t *kept_count;      /* [1] tokens */
-    int32_t *row_map;          /* [slots, top_k] row of each arrival's k, or -1 */
-    uint32_t *ordinal;         /* [slots] of this rank among the ranks of the token */
-    uint32_t *arrived;         /* [dp] tokens of each instance */
-    int32_t *flat_row;         /* [slots]; flat only */
+    uint32_t *kept_puts;  /* [max_tokens] bit mask of landing slots that are put to; with puts */
+    uint32_t *kept_count; /* [1] tokens */
+    int32_t *row_map;     /* [slots, top_k] row of each arrival's k, or -1 */
+    uint32_t *ordinal;    /* [slots] of this rank among the ranks of the token */
+    uint32_t *arrived;    /* [dp] tokens of each instance */
+    int32_t *flat_row;    /* [slots]; flat only */
 
     uint32_t rank, n_ranks, tp, dp, group, replica;
     uint32_t n_rank_words; /* of a mask of n_ranks */
@@ -161,8 +162,8 @@ typedef struct ep_cuda_args {
     uint32_t payload_bytes, n_vectors, n_cols; /* of a row of dispatch; n_cols: scales */
     uint32_t scale_at;                         /* in the row on the wire */
     uint32_t row_pitch, result_pitch, output_pitch;
-    /* with puts: what a source tells this rank lies together, a packet with three counts (tokens,
-     * rows, choices), then the id packets of its tokens; a row begins with its weight packets */
+    /* with puts: what a source tells this rank lies together, the packet with its token count, then
+     * the id packets of its tokens; a row begins with its weight packets */
     uint32_t header_pitch, row_bytes;
     uint32_t n_heads; /* blocks of dispatch_send, the last ones, that put headers */
     uint32_t result_bytes, n_result_vectors;   /* of a row of combine */

@@ -116,11 +116,11 @@ DEVICE uint32_t load_acquire(const uint32_t *p)
     return v;
 }
 
-DEVICE uint64_t load_acquire_long(const uint64_t *p)
+DEVICE uint64_t load_long(const uint64_t *p)
 {
     uint64_t v;
 
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
 
@@ -379,7 +379,7 @@ DEVICE uint32_t byte_of(uint2 ids, uint32_t i)
 /* The packet with a rank's token count: false when its limit is not the one here. */
 DEVICE bool has_our_limit(const ep_cuda_args &a, uint4 count, uint32_t rank)
 {
-    if (PUTS || count.y == a.bound)
+    if (count.y == a.bound)
         return true;
     report(a, EP_FAULT_LIMIT, (int32_t)rank);
     return false;

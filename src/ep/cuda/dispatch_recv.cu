@@ -307,6 +307,45 @@ DEVICE void take_row(const ARGS &a, const recv_shared *s, origin o, piece p)
     copy_out(a, s, my_row, p.v, p.has_payload, p.has_scales, p.payload, p.scales);
 }
 
+/* ---- with puts ----------------------------------------------------------------------------- */
+
+/* The tokens in the order that blocks take them: this rank's own first, whose rows are near. */
+DEVICE uint32_t own_first(const ep_cuda_args &a, uint32_t i)
+{
+    const uint32_t n = a.dp * a.bound, q = i + a.group * a.bound;
+
+    return q < n ? q : q - n;
+}
+
+/* By the block's last thread, while other warps find rows: the row is there, if the token has one.
+ */
+template <typename ARGS>
+DEVICE void await_row(const ARGS &a, recv_shared *s, const uint2 *ids, uint32_t q, origin o,
+                      uint32_t epoch)
+{
+    const uint32_t source = owner_of(a, o.group, o.t);
+
+    if (!is_direct(a, source) && has_expert(a, ids, q) &&
+        !await_signal(a, EP_SIGNAL_ROW, o.slot, epoch, EP_FAULT_DISPATCH, source))
+        s->failed = 1;
+}
+
+/* early: what was asked for of the token's row before it was known to be there. */
+template <typename ARGS>
+DEVICE void take_put_token(const ARGS &a, recv_shared *s, const uint2 *ids, uint32_t q, origin o,
+                           uint32_t epoch, piece early)
+{
+    find_rows(a, s, ids, q);
+    if (threadIdx.x == blockDim.x - 1)
+        await_row(a, s, ids, q, o, epoch);
+    __syncthreads(); /* the rows of all choices, and the row itself, before anybody copies */
+    if (s->failed)
+        return;
+    if (!is_direct(a, owner_of(a, o.group, o.t)))
+        early = ask_for_piece(a, o.slot); /* what was loaded before the signal does not count */
+    take_row(a, s, o, early);
+}
+
 /* ---- the kernel ---------------------------------------------------------------------------- */
 
 /* One block more than there are tokens: it counts, and its having all packets of all ranks is what
@@ -323,12 +362,12 @@ DEVICE void write_counts(const ep_cuda_args &a, const recv_shared *s)
 template <typename ARGS> DEVICE void receive(const ARGS &a, recv_shared *s, uint2 *ids)
 {
     const bool counts = blockIdx.x == gridDim.x - 1;
-    const uint32_t q = counts ? 0 : blockIdx.x;
+    const uint32_t q = counts ? 0 : PUTS ? own_first(a, blockIdx.x) : blockIdx.x;
     const origin o = origin_of(a, q);
     const uint32_t epoch = load_word(&a.state->dispatch_epoch) + 1, failed = load_word(a.error);
     const bool counting = counts || a.row_align != 1;
-    const first_packets packets = ask_for_packets(a);
-    piece early = ask_for_piece(a, o.group * a.row_slots + o.t);
+    first_packets packets = ask_for_packets(a);
+    const piece early = ask_for_piece(a, o.group * a.row_slots + o.t);
 
     for (uint32_t r = threadIdx.x; r < a.n_ranks; r += blockDim.x)
         s->n_tokens[r] = UNKNOWN;
@@ -341,6 +380,8 @@ template <typename ARGS> DEVICE void receive(const ARGS &a, recv_shared *s, uint
         return;
     if (!await_puts(a, EP_SIGNAL_HEADER, epoch, EP_FAULT_DISPATCH))
         return;
+    if (PUTS)
+        packets = ask_for_packets(a); /* what was loaded before the signals does not count */
     collect(a, s, ids, packets, q, counting, epoch);
     __syncthreads(); /* all ids before anybody counts them */
     if (s->failed)
@@ -351,13 +392,12 @@ template <typename ARGS> DEVICE void receive(const ARGS &a, recv_shared *s, uint
     }
     if (o.t >= s->n_tokens[o.group * a.tp])
         return;
+    if (PUTS) {
+        take_put_token(a, s, ids, q, o, epoch, early);
+        return;
+    }
     find_rows(a, s, ids, q);
     __syncthreads(); /* the rows of all choices before anybody copies */
-    if (PUTS && !is_direct(a, owner_of(a, o.group, o.t))) {
-        await_rows(a, owner_of(a, o.group, o.t), epoch);
-        early = ask_for_piece(a, o.group * a.row_slots +
-                                     o.t); /* what was loaded before does not count */
-    }
     take_row(a, s, o, early);
 }
 

@@ -126,6 +126,14 @@ DEVICE void send_header(const ARGS &a, const choice &c, uint32_t t, uint32_t epo
     }
     if (lane == 0)
         a.kept_ranks[t] = n_ranks;
+    if (PUTS) {
+        const bool put = c.rank >= 0 && !is_direct(a, (uint32_t)c.rank);
+        const uint32_t landing = a.n_weight_packets ? ordinal : lane; /* partial, exact */
+        const uint32_t slots = __reduce_or_sync(ALL_LANES, put ? 1u << landing : 0);
+
+        if (lane == 0)
+            a.kept_puts[t] = slots;
+    }
 }
 
 /* ---- rows -------------------------------------------------------------------------------- */
@@ -263,7 +271,7 @@ DEVICE void store_piece(const ep_cuda_args &a, const piece &p, uint8_t *row, uin
         store_relaxed(row + a.scale_at + v / WARP * VECTOR, p.scales);
 }
 
-/* Whether the token goes to ranks that are put to. */
+/* Whether the token goes to ranks that are put to. By a whole warp. */
 template <typename ARGS> DEVICE bool has_puts(const ARGS &a, const choice &c)
 {
     uint32_t any = 0;
@@ -271,6 +279,16 @@ template <typename ARGS> DEVICE bool has_puts(const ARGS &a, const choice &c)
     for (uint32_t w = 0; PUTS && w < a.n_rank_words; w++)
         any |= ranks_of(c, w) & ~a.stores[w];
     return any != 0;
+}
+
+/* For puts, which the same block reads: plain stores stay near. */
+DEVICE void stage_piece(const ep_cuda_args &a, const piece &p, uint8_t *row, uint32_t v,
+                        uint32_t lane)
+{
+    if (v < a.n_vectors)
+        store_plain(row + v * VECTOR, p.payload);
+    if (lane == 0 && a.n_cols > 0)
+        store_plain(row + a.scale_at + v / WARP * VECTOR, p.scales);
 }
 
 /* Beginning with the rank behind this one, so that ranks begin differently; of its 32 this rank
@@ -282,7 +300,7 @@ DEVICE void store_everywhere(const ARGS &a, const choice &c, const piece &p, uin
     const uint32_t behind = a.rank + 1;
 
     if (has_puts(a, c))
-        store_piece(a, p, place(a, a.rank, stage_at(a, slot)) + a.n_weight_packets * VECTOR, v,
+        stage_piece(a, p, place(a, a.rank, stage_at(a, slot)) + a.n_weight_packets * VECTOR, v,
                     lane);
     for (uint32_t i = 0; i < a.n_rank_words; i++) {
         const uint32_t w = a.n_rank_words == 1 ? 0 : (a.rank / WARP + i) % a.n_rank_words;
@@ -302,11 +320,9 @@ DEVICE void put_row(const ARGS &a, const choice &c, uint32_t slot, uint32_t epoc
 {
     if (!has_puts(a, c))
         return;
-    if (threadIdx.x < WARP)
-        send_weights(a, c, epoch, threadIdx.x == 0 ? place(a, a.rank, stage_at(a, slot)) : NULL);
     __syncthreads(); /* the whole row before it is put */
     for (uint32_t w = 0; w < a.n_rank_words; w++)
-        put_row_to(a, ranks_of(c, w) & ~a.stores[w], w * WARP, slot);
+        put_row_to(a, ranks_of(c, w) & ~a.stores[w], w * WARP, slot, epoch);
 }
 
 /* ---- the kernel ---------------------------------------------------------------------------- */
@@ -317,7 +333,7 @@ DEVICE void send_counts(const ep_cuda_args &a, uint32_t n_tokens, uint32_t epoch
     for (uint32_t r = threadIdx.x; r < a.n_ranks; r += blockDim.x)
         if (is_direct(a, r))
             store_relaxed(place(a, r, count_at(a, 0, a.rank)),
-                          make_uint4(n_tokens, PUTS ? 0 : a.bound, 0, epoch));
+                          make_uint4(n_tokens, a.bound, 0, epoch));
     if (threadIdx.x == 0) {
         *a.kept_count = n_tokens;
         a.state->combine_epoch = epoch - 1;
@@ -389,13 +405,17 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS + WARP,
     const bool last = first == row_threads;
     const uint32_t n_row_blocks = gridDim.x - (PUTS ? a.n_heads : 0), step = n_row_blocks * a.tp;
     uint32_t t = a.replica + blockIdx.x * a.tp, n_tokens = 0, epoch = 0;
+    const bool heads = PUTS && blockIdx.x >= n_row_blocks; /* puts headers, takes no token */
+    token_ids first_ids = {};
 
     wait_predecessor();
     let_successor_start();
     dawdle(a, 0);
+    if (heads && first_own(a) < a.n_readable)
+        first_ids = load_ids(a, first_own(a), 0);
     for (bool known = false;; t += step, known = true) {
         const uint32_t slot = a.group * a.row_slots + t; /* of the row */
-        const bool loads = known ? t < n_tokens : t < a.n_readable;
+        const bool loads = known ? t < n_tokens : !heads && t < a.n_readable;
         choice c = { -1, -1, 0.0f, 0 };
         source s = {};
 
@@ -416,8 +436,9 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS + WARP,
                 send_counts(a, n_tokens, epoch);
             if (FLAGS)
                 send_headers_first(a, n_tokens, epoch);
-            if (PUTS && blockIdx.x >= n_row_blocks) {
-                put_headers(a, n_tokens, epoch, blockIdx.x - n_row_blocks);
+            if (heads) {
+                put_headers(a, first_ids, first_own(a) < a.n_readable, n_tokens, epoch,
+                            blockIdx.x - n_row_blocks);
                 break;
             }
         }
@@ -431,6 +452,8 @@ static __global__ void __launch_bounds__(EP_CUDA_THREADS + WARP,
         find_ranks(a, &c);
         if (!FLAGS && last && blockIdx.y == 0)
             send_header(a, c, t, epoch, lane);
+        if (PUTS && last && has_puts(a, c))
+            send_weights(a, c, epoch, lane == 0 ? place(a, a.rank, stage_at(a, slot)) : NULL);
 #pragma unroll 1
         for (uint32_t base = begin; !last && base < end; base += row_threads) {
             if ((FLAGS || PUTS) && base != begin) {

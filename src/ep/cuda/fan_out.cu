@@ -216,21 +216,39 @@ DEVICE void finish_layout(const ep_cuda_args &a)
         count_block(&a.state->n_laid_out);
 }
 
-/* Rows in place: a thread a source. Kernels behind this one see what came before the words. */
-DEVICE void await_sources(const ep_cuda_args &a, uint32_t epoch)
+/* By one thread. All packets have come. */
+template <typename ARGS> DEVICE bool comes_here(const ARGS &a, uint32_t g, uint32_t t)
+{
+    uint32_t all = ~0u;
+
+    for (uint32_t i = 0; i < a.n_id_packets; i++) {
+        const uint4 v = load_relaxed(packet_at(a, g, t * a.n_id_packets + i));
+        all &= v.x & v.y;
+    }
+    return all != ~0u;
+}
+
+/* Rows in place: a thread a source that stores, or a row that is put. Kernels behind this one see
+ * what came before the words. */
+template <typename ARGS>
+DEVICE void await_sources(const ARGS &a, const layout_shared *s, uint32_t epoch)
 {
     for (uint32_t r = threadIdx.x; r < a.n_ranks; r += blockDim.x) {
         const uint32_t *sent = (const uint32_t *)place(a, a.rank, a.at_sent + r * 4ull);
         waiting w = BEGIN_WAITING;
 
-        if (!is_direct(a, r)) {
-            await_signal(a, EP_SIGNAL_ROWS, r, (uint64_t)epoch * EP_CUDA_BATCH, EP_FAULT_DISPATCH);
-            continue;
-        }
-        while ((int32_t)(load_acquire(sent) + 1 - epoch * EP_CUDA_DONE) < 0)
+        while (is_direct(a, r) && (int32_t)(load_acquire(sent) + 1 - epoch * EP_CUDA_DONE) < 0)
             if (!may_wait(a, &w, EP_FAULT_DISPATCH, r))
                 break;
     }
+    for (uint32_t g = 0; PUTS && g < a.dp; g++)
+        for (uint32_t t = threadIdx.x; t < s->n_tokens[g * a.tp]; t += blockDim.x) {
+            const uint32_t source = owner_of(a, g, t);
+
+            if (!is_direct(a, source) && comes_here(a, g, t))
+                await_signal(a, EP_SIGNAL_ROW, g * a.max_tokens + t, epoch, EP_FAULT_DISPATCH,
+                             source);
+        }
 }
 
 /* A block for each local expert, one for the counts and, in the flat layout, the tokens. No block
@@ -264,7 +282,7 @@ template <typename ARGS> DEVICE void lay_out(const ARGS &a, layout_shared *s, ui
     for (uint32_t e = threadIdx.x; !places && e < a.n_local; e += blockDim.x)
         a.expert_count[e] = (int32_t)s->count[e];
     if (!places && a.in_place)
-        await_sources(a, epoch);
+        await_sources(a, s, epoch);
 }
 
 template <typename ARGS>
@@ -317,9 +335,8 @@ DEVICE bool await_flag(const ep_cuda_args &a, uint32_t slot, uint32_t epoch)
     const uint32_t source = owner_of(a, slot / a.max_tokens, slot % a.max_tokens);
     waiting w = BEGIN_WAITING;
 
-    if (!is_direct(a, source)) /* all of its rows */
-        return await_signal(a, EP_SIGNAL_ROWS, source, (uint64_t)epoch * EP_CUDA_BATCH,
-                            EP_FAULT_DISPATCH);
+    if (!is_direct(a, source))
+        return await_signal(a, EP_SIGNAL_ROW, slot, epoch, EP_FAULT_DISPATCH, source);
     while (load_acquire(flag) != epoch)
         if (!may_wait(a, &w, EP_FAULT_DISPATCH, source))
             return false;

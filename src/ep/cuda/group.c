@@ -123,7 +123,8 @@ static void lay_out_puts(const yard_ep *ep, ep_cuda_args *a, yard_sym *at)
     const uint64_t own = yard_ceil_div(a->max_tokens, a->tp);
     const uint32_t results = ep->config.mode == YARD_EP_EXACT ? a->top_k : 1; /* of a token */
 
-    a->at_signals = take(at, (uint64_t)EP_CUDA_N_SIGNALS * a->n_ranks * sizeof(uint64_t));
+    a->at_signals =
+        take(at, (2u * a->n_ranks + slots + (uint64_t)a->max_tokens * a->top_k) * sizeof(uint64_t));
     a->at_ids = take(at, headers);
     a->at_stage_headers = take(at, headers);
     a->at_stage_rows = take(at, own * a->row_pitch);
@@ -173,6 +174,7 @@ static void lay_out_own(ep_cuda_args *a, yard_arena *arena)
     a->kept_expert = yard_arena_take(arena, t * a->top_k * sizeof(*a->kept_expert));
     a->kept_weight = yard_arena_take(arena, t * a->top_k * sizeof(*a->kept_weight));
     a->kept_ranks = yard_arena_take(arena, t * sizeof(*a->kept_ranks));
+    a->kept_puts = yard_arena_take(arena, t * sizeof(*a->kept_puts));
     a->kept_count = yard_arena_take(arena, sizeof(*a->kept_count));
     a->row_map = yard_arena_take(arena, slots * a->top_k * sizeof(*a->row_map));
     a->ordinal = yard_arena_take(arena, slots * sizeof(*a->ordinal));

@@ -1,9 +1,9 @@
-/* libyard-ep-nvshmem: NVSHMEM for the fabric (yard_nvshmem in fabric.h), the three operations of
- * kernels, and the kernels of ep compiled for them. A shared object of its own, loaded when a group
+/* libyard-ep-nvshmem: NVSHMEM for the fabric (yard_nvshmem in fabric.h), and the kernels of ep
+ * compiled for the three operations in device.cuh. A shared object of its own, loaded when a group
  * asks for it: libyard-ep needs no NVSHMEM.
  *
- * Puts use nothing of NVSHMEM but putmem_signal_nbi, signal_op with ADD and wait_until, so what
- * carries them (peer memory, IBGDA, IBRC by a proxy thread, libfabric) is chosen when NVSHMEM
+ * Puts use nothing of NVSHMEM but putmem_signal_nbi, signal_op (both with SET) and wait_until, so
+ * what carries them (peer memory, IBGDA, IBRC by a proxy thread, libfabric) is chosen when NVSHMEM
  * starts, not here. No quiet and no fence: sources are free when the protocol says so. */
 #include <string.h>
 
@@ -13,25 +13,6 @@
 #include "ep/cuda/cuda.h"
 #include "ep/cuda/transport.cuh"
 #include "fabric/fabric.h"
-
-/* ---- in kernels ---------------------------------------------------------------------------- */
-
-extern "C" __device__ void yard_device_put_signal(void *dst, const void *src, uint32_t n_bytes,
-                                                  uint64_t *sig, uint64_t value, uint32_t peer)
-{
-    nvshmemx_putmem_signal_nbi_block(dst, (void *)src, n_bytes, sig, value, NVSHMEM_SIGNAL_ADD,
-                                     (int)peer);
-}
-
-extern "C" __device__ void yard_device_signal(uint64_t *sig, uint64_t value, uint32_t peer)
-{
-    nvshmemx_signal_op(sig, value, NVSHMEM_SIGNAL_ADD, (int)peer);
-}
-
-extern "C" __device__ void yard_device_wait_until(uint64_t *sig, uint64_t value)
-{
-    nvshmem_signal_wait_until(sig, NVSHMEM_CMP_GE, value);
-}
 
 /* ---- on the host --------------------------------------------------------------------------- */
 
