@@ -46,6 +46,13 @@ def command_of(variable, *fallbacks):
     return None
 
 
+def argument(i):
+    """Argument i of the command line; without it the script's own text says how to use it."""
+    if i >= len(sys.argv):
+        sys.exit(sys.modules["__main__"].__doc__)
+    return sys.argv[i]
+
+
 def report(what, problems, n_checked):
     """Prints the problems and exits."""
     for p in problems:

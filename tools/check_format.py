@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-from check_common import SKIP, report, self_test, tree_files
+from check_common import SKIP, argument, report, self_test, tree_files
 
 REFERENCE = "14"
 SOURCE = re.compile(r"^(src|include|tests|bench|tools)/.*\.(c|h|cu|cuh)$")
@@ -68,7 +68,7 @@ def main():
             sys.exit(SKIP)
     if "--self-test" in sys.argv:
         self_tests(tool, here)
-    root = sys.argv[1]
+    root = argument(1)
     paths = [os.path.join(root, p) for p in tree_files(root) if SOURCE.match(p)]
     if fix:
         for _ in range(2):  # a few rewrites are stable only after the second pass

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 
-from check_common import command_of, report, self_test, tree_files
+from check_common import argument, command_of, report, self_test, tree_files
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 LANGUAGES = {"c": ("CC", ("cc", "gcc", "clang"), ["-x", "c", "-std=c17", "-Wstrict-prototypes"]),
@@ -65,7 +65,7 @@ def self_tests():
 def main():
     if sys.argv[1:] == ["--self-test"]:
         self_tests()
-    root = sys.argv[1]
+    root = argument(1)
     problems, n = [], 0
     for path in tree_files(root):
         parts = path.split("/")

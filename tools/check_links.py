@@ -7,7 +7,7 @@ import re
 import sys
 import tempfile
 
-from check_common import report, self_test, tree_files
+from check_common import argument, report, self_test, tree_files
 
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
 CODE = re.compile(r"`[^`\n]*`")
@@ -72,7 +72,7 @@ def self_tests():
 def main():
     if sys.argv[1:] == ["--self-test"]:
         self_tests()
-    root = sys.argv[1]
+    root = argument(1)
     paths = [p for p in tree_files(root) if p.endswith(".md")]
     report("links", [c for p in paths for c in check(root, p)], len(paths))
 

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 
-from check_common import read_text, report, self_test, tree_files
+from check_common import argument, read_text, report, self_test, tree_files
 
 # Written in pieces, so that this file passes its own check.
 OUTSIDE = [
@@ -35,7 +35,7 @@ def main():
             ("one machine", check("x", "cd /" + "work/main"), True),
             ("home", check("x", "cd /" + "home/me/src"), True),
         ])
-    root = sys.argv[1]
+    root = argument(1)
     problems, n = [], 0
     for path in tree_files(root):
         text = read_text(os.path.join(root, path))

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 
-from check_common import read_text, report, self_test, tree_files
+from check_common import argument, read_text, report, self_test, tree_files
 
 BELOW = {
     "base": set(),
@@ -134,7 +134,7 @@ def self_tests():
 def main():
     if sys.argv[1:] == ["--self-test"]:
         self_tests()
-    root = sys.argv[1]
+    root = argument(1)
     problems, n = [], 0
     for path in tree_files(root):
         if SOURCE.search(path) and path.split("/")[0] in ("src", "include", "tests", "bench"):

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-from check_common import command_of, report, self_test
+from check_common import argument, command_of, report, self_test
 
 LINKER_OWN = {"_init", "_fini", "_edata", "_end", "__bss_start", "_start"}
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
@@ -82,7 +82,7 @@ def self_tests():
 def main():
     if sys.argv[1:] == ["--self-test"]:
         self_tests()
-    root, archive, shared = sys.argv[1:4]
+    root, archive, shared = (argument(i) for i in (1, 2, 3))
     for library in (archive, shared):
         if not os.path.exists(library):
             sys.exit(f"{library}: no such library; build the target all first")
