@@ -298,7 +298,7 @@ INLINE void raw_dot_dtype(const raw_dot_args *a, yard_dtype dtype)
     else if (a->n_x == 2)
         raw_rows(a, 2, dtype == YARD_FP8_E4M3 ? 1 : 2, dtype); /* FP8 has sums of a group besides */
     else if (a->n_x == 3)
-        raw_rows(a, 3, 1, dtype);
+        raw_rows(a, 3, dtype == YARD_BF16 ? 2 : 1, dtype);
     else
         raw_rows(a, 4, 1, dtype);
 }
