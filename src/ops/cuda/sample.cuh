@@ -24,11 +24,14 @@ enum {
     ALL_BINS = BINS + WARP_LANES, /* and for each lane one of what belongs into none */
     LISTED = BINS,                /* candidates that are put in order */
     MAX_SLICES = 32,
-    MAX_SLICE = 15 * 4096, /* logits */
+    MAX_SLICE = 15 * 4096, /* logits; fewer than 2^16 */
     CUTS = 8,
     LIMB_BITS = 16,
     LIMBS = 2,
-    MAX_RANGES = 3
+    NEAR = 2 * (LIMBS + 1) * ALL_BINS,
+    MAX_RANGES = 3,
+    CODE_BITS = 7,
+    CODES_EACH = 16 /* a thread reads at once */
 };
 
 /* Probabilities as bits, which are ordered as they are. */
@@ -52,6 +55,7 @@ typedef struct alignas(16) slice_weighed {
 /* Probabilities [low, top], as bits, of which all candidates are gathered. */
 typedef struct gather_range {
     uint32_t top, low;
+    uint32_t first_code, last_code; /* in each byte */
     uint64_t before; /* what weighs more than the range, less what earlier ranges weigh */
 } gather_range;
 
@@ -90,6 +94,8 @@ struct alignas(128) sample_slot {
 typedef struct sample_args {
     yard_sample_args a;
     sample_slot *slots;
+    uint8_t *codes;          /* of the rows that have slots: in which bins their logits lie */
+    uint32_t n_codes;        /* a row */
     uint32_t first, n_slots; /* rows from `first` on that have slots */
     bool wide;               /* rows are whole vectors */
     struct {
@@ -103,6 +109,7 @@ typedef struct piece {
     uint32_t row, slice, n_slices;
     uint32_t first, n; /* logits */
     sample_slot *slot;
+    uint8_t *codes;
 } piece;
 
 struct alignas(16) sample_shared {
@@ -119,11 +126,12 @@ struct alignas(16) sample_shared {
             uint64_t rank[LISTED];
             uint32_t id[LISTED];
         };
+        uint16_t near[NEAR]; /* of a slice's logits, those that may be candidates in question */
         uint32_t words[(LIMBS + 1) * ALL_BINS]; /* counters of ids, and to clear all */
     };
     uint64_t partial[SAMPLE_WARPS];
     uint32_t n_partial[SAMPLE_WARPS];
-    uint32_t n_listed, first_listed;
+    uint32_t n_listed;
 };
 
 /* A function and not a pointer in the pieces: so the compiler sees shared memory in every access.

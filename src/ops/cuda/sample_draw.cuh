@@ -64,7 +64,11 @@ static __device__ __forceinline__ void sort_list(uint32_t n)
                     m->id[b] = id;
                 }
             }
-            __syncthreads(); /* a step's pairs are not the next one's */
+            const uint32_t next = step > 1 ? step / 2 : run;
+            if (max(step, next) > WARP_LANES)
+                __syncthreads(); /* a step's pairs are not the next one's */
+            else
+                __syncwarp(); /* both lie in what the warp's 32 pairs are made of */
         }
 }
 
@@ -265,19 +269,13 @@ static __device__ __noinline__ found_candidate find_in_row(const sample_args &n,
 
 /* gathering */
 
-/* Limits of logit - largest within which a range's candidates lie, and a few others. */
-static __device__ __forceinline__ float2 limits_of(uint32_t top, uint32_t low, float per)
+/* The bytes of a word of codes that lie in a span of them, by their top bits. Sevens of bits are
+ * compared side by side: a byte's top bit stays set if what is taken from it is no larger. */
+static __device__ __forceinline__ uint32_t in_span(uint32_t codes, uint32_t first, uint32_t last)
 {
-    const float margin = 3e-5f;
+    const uint32_t top = 0x80808080u;
 
-    return make_float2((__logf(__uint_as_float(low)) - margin) / per,
-                       top == one_bits ? CUDART_INF_F
-                                       : (__logf(__uint_as_float(top)) + margin) / per);
-}
-
-static __device__ __forceinline__ bool is_in(const float2 &limits, float x)
-{
-    return x >= limits.x && x <= limits.y;
+    return ((codes | top) - first) & ((last | top) - (codes & ~top)) & ~codes & top;
 }
 
 /* Whether all candidates of the probability are gathered. */
@@ -292,49 +290,70 @@ static __device__ __forceinline__ bool is_gathered(const row_choice &c, float e)
     return in;
 }
 
+/* Lists the slice's logits whose codes say that they may be candidates of the ranges. Returns how
+ * many there are, also those for which there is no room. */
+static __device__ __forceinline__ uint32_t list_near(const piece &w, const row_choice &c)
+{
+    enum { BATCH_CODES = SAMPLE_THREADS * CODES_EACH };
+    sample_shared *m = shared();
+    const uint32_t first_first = c.range[0].first_code, first_last = c.range[0].last_code;
+    /* of three, the last two and what is between */
+    const uint32_t others_first = c.range[c.n_ranges > 1].first_code;
+    const uint32_t others_last = c.range[c.n_ranges - 1].last_code;
+
+    begin_list();
+    for (uint32_t begin = threadIdx.x * CODES_EACH; begin < w.n; begin += BATCH * BATCH_CODES) {
+        uint4 x[BATCH];
+#pragma unroll
+        for (uint32_t l = 0; l < BATCH; l++)
+            x[l] = begin + l * BATCH_CODES < w.n
+                       ? *(const uint4 *)(w.codes + begin + l * BATCH_CODES)
+                       : make_uint4(~0u, ~0u, ~0u, ~0u);
+#pragma unroll
+        for (uint32_t l = 0; l < BATCH; l++) {
+            const uint32_t word[4] = { x[l].x, x[l].y, x[l].z, x[l].w };
+            uint32_t in = 0; /* a bit a code */
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++)
+                in |= (in_span(word[i], first_first, first_last) |
+                       in_span(word[i], others_first, others_last)) >>
+                      (7 - i);
+            for (; in != 0; in &= in - 1) {
+                const uint32_t bit = (uint32_t)__ffs((int)in) - 1;
+                const uint32_t at = begin + l * BATCH_CODES + bit % 8 * 4 + bit / 8;
+                const uint32_t place = at < w.n ? atomicAdd(&m->n_listed, 1u) : (uint32_t)NEAR;
+                if (place < NEAR)
+                    m->near[place] = (uint16_t)at;
+            }
+        }
+    }
+    __syncthreads(); /* the list is complete */
+    return m->n_listed;
+}
+
 /* The slice's candidates of the ranges to the row's list: first which may be, then which are. */
 static __device__ __forceinline__ void gather_slice(const sample_args &n, const piece &w,
                                                     const row_scale &scale, const row_choice &c)
 {
-    sample_shared *m = shared();
     const float *slice = slice_of(n, w);
-    const float largest = scale.largest;
-    const float2 first = limits_of(c.range[0].top, c.range[0].low, scale.per);
-    const uint32_t last_low = c.n_ranges == 2 ? c.range[1].low : c.range[2].low;
-    const float2 others = /* of three, the last two and what is between */
-        c.n_ranges == 1 ? first : limits_of(c.range[1].top, last_low, scale.per);
+    const float largest = scale.largest, per = scale.per;
+    const uint32_t n_near = list_near(w, c);
 
-    begin_list();
-    each_batch(slice, w.n, n.wide, [&](const float4(&x)[BATCH], uint32_t at, auto) {
-        uint32_t in = 0; /* a bit a logit: seldom one is set */
-#pragma unroll
-        for (uint32_t l = 0; l < BATCH; l++) {
-            const float v[4] = { x[l].x, x[l].y, x[l].z, x[l].w };
-#pragma unroll
-            for (uint32_t i = 0; i < 4; i++)
-                if (is_in(first, v[i] - largest) | is_in(others, v[i] - largest))
-                    in |= 1u << (4 * l + i);
+    if (n_near > NEAR) {
+        if (threadIdx.x == 0)
+            atomicAdd(&w.slot->n_listed, (uint32_t)LISTED + 1); /* no room */
+        return;
+    }
+    for (uint32_t i = threadIdx.x; i < n_near; i += SAMPLE_THREADS) {
+        const uint32_t at = shared()->near[i];
+        const float logit = slice[at];
+        const float e = exp_between(exponent_of(logit, largest, per));
+        const uint32_t place =
+            is_gathered(c, e) ? atomicAdd(&w.slot->n_listed, 1u) : (uint32_t)LISTED;
+        if (place < LISTED) {
+            w.slot->list_rank[place] = rank_of(e, logit);
+            w.slot->list_id[place] = w.first + at;
         }
-        for (; in != 0; in &= in - 1) {
-            const uint32_t bit = (uint32_t)__ffs((int)in) - 1;
-            const uint32_t i = at + bit / 4 * BATCH_STEP + bit % 4;
-            const uint32_t place = i < w.n ? atomicAdd(&m->n_listed, 1u) : (uint32_t)LISTED;
-            if (place < LISTED)
-                m->id[place] = i;
-        }
-    });
-    __syncthreads(); /* the list is complete */
-    const uint32_t n_mine = m->n_listed;
-    if (threadIdx.x == 0)
-        m->first_listed = n_mine > 0 ? atomicAdd(&w.slot->n_listed, n_mine) : 0;
-    __syncthreads();
-    const uint32_t to = m->first_listed;
-    for (uint32_t i = threadIdx.x; i < n_mine && to + i < LISTED; i += SAMPLE_THREADS) {
-        const float logit = slice[m->id[i]];
-        const float e = exp_between(exponent_of(logit, largest, scale.per));
-        w.slot->list_rank[to + i] =
-            is_gathered(c, e) ? rank_of(e, logit) : 0; /* none: behind all */
-        w.slot->list_id[to + i] = w.first + m->id[i];
     }
 }
 

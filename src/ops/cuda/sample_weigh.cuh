@@ -5,7 +5,7 @@
 
 #include "ops/cuda/sample.cuh"
 
-enum { BINS_EACH = BINS / SAMPLE_THREADS };
+enum { BINS_EACH = BINS / SAMPLE_THREADS, CODE_SHIFT = BIN_BITS - CODE_BITS };
 
 /* what is wanted, as the definition says; all of these grow with `kept` */
 
@@ -98,6 +98,19 @@ static __device__ __forceinline__ uint64_t add_in_block(uint64_t x)
     return x;
 }
 
+/* The bins of four logits to the precision of a byte each. Of those that have no bin, the byte's
+ * top bit is set. */
+static __device__ __forceinline__ uint32_t codes_of(const uint32_t (&bin)[4])
+{
+    return __byte_perm((bin[0] | bin[1] << 16) >> CODE_SHIFT, (bin[2] | bin[3] << 16) >> CODE_SHIFT,
+                       0x6420);
+}
+
+static __device__ __forceinline__ uint32_t in_each_byte(uint32_t bin)
+{
+    return (bin >> CODE_SHIFT) * 0x01010101u;
+}
+
 /* MORE: top-k or min-p need more than sums, or there is an infinity. What has no bin is added to
  * the lane's, without a branch: some lanes of most warps have something to add. */
 template <bool MORE>
@@ -113,10 +126,11 @@ static __device__ __forceinline__ slice_weighed weigh_slice(const sample_args &n
     uint32_t n_candidates = 0;
     uint64_t enough = 0;
 
-    each_batch(slice_of(n, w), w.n, n.wide, [&](const float4(&x)[BATCH], uint32_t, auto) {
+    each_batch(slice_of(n, w), w.n, n.wide, [&](const float4(&x)[BATCH], uint32_t at, auto there) {
 #pragma unroll
         for (uint32_t l = 0; l < BATCH; l++) {
             const float v[4] = { x[l].x, x[l].y, x[l].z, x[l].w };
+            uint32_t bin[4];
 #pragma unroll
             for (int c = 0; c < 4; c++) {
                 const float e = exp_between(exponent_of<!MORE>(v[c], scale.largest, scale.per));
@@ -124,6 +138,7 @@ static __device__ __forceinline__ slice_weighed weigh_slice(const sample_args &n
                 const uint32_t b = min((one_bits - bits) >> bins.shift, no_bin);
                 uint32_t high, low;
 
+                bin[c] = b;
                 digits_of(e, &high, &low);
                 atomicAdd(&m->limb[0][b], low);
                 atomicAdd(&m->limb[1][b], high);
@@ -135,6 +150,8 @@ static __device__ __forceinline__ slice_weighed weigh_slice(const sample_args &n
                     enough += weight >= least ? weight : 0;
                 }
             }
+            if (there.has(l * BATCH_STEP))
+                *(uint32_t *)(w.codes + at + l * BATCH_STEP) = codes_of(bin);
         }
     });
     if (MORE) {
@@ -329,7 +346,8 @@ static __device__ __forceinline__ void choose_ranges(const sample_args &n, const
         const uint32_t low = one_bits - (span[i].last << shift) - ((1u << shift) - 1);
         const uint64_t before = before_bin(span[i].first);
 
-        c->range[i] = { one_bits - (span[i].first << shift), max(bins.from, low), before - passed };
+        c->range[i] = { one_bits - (span[i].first << shift), max(bins.from, low),
+                        in_each_byte(span[i].first), in_each_byte(span[i].last), before - passed };
         if (bin_of_k >= span[i].first && bin_of_k <= span[i].last)
             c->last_of_top_k = (uint32_t)p->top_k - 1 + n_passed -
                                (span[i].first == 0 ? 0 : m->n_upto[span[i].first - 1]);
