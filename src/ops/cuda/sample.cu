@@ -59,7 +59,7 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS, LOOK_BLOCKS)
     }
 }
 
-/* Backwards: the cache holds what the first kernel has read last. */
+/* Backwards, also within slices: the cache holds what the first kernel has read last. */
 static __global__ void __launch_bounds__(SAMPLE_THREADS, WEIGH_BLOCKS)
     sample_weigh_kernel(const __grid_constant__ sample_args n)
 {

@@ -282,24 +282,25 @@ struct part_of_batch {
 };
 
 /* Calls fn(vectors, first logit of the first, which there are) for n logits, minus infinity where
- * there is none. */
-template <typename FN>
+ * there is none. BACKWARD: the last whole batches first. */
+template <bool BACKWARD = false, typename FN>
 static __device__ __forceinline__ void each_batch(const float *logits, uint32_t n, bool wide, FN fn)
 {
     const float none = -CUDART_INF_F;
-    uint32_t at = threadIdx.x * 4;
+    const uint32_t n_whole = wide ? n / (BATCH_STEP * BATCH) : 0;
     float4 x[BATCH];
 
-    if (wide)
-        for (uint32_t begin = 0; begin + BATCH_STEP * BATCH <= n; begin += BATCH_STEP * BATCH) {
-            const float4 *from = (const float4 *)(logits + at);
+    for (uint32_t b = 0; b < n_whole; b++) {
+        const uint32_t batch = BACKWARD ? n_whole - 1 - b : b;
+        const uint32_t at = threadIdx.x * 4 + batch * BATCH_STEP * BATCH;
+        const float4 *from = (const float4 *)(logits + at);
 #pragma unroll
-            for (uint32_t l = 0; l < BATCH; l++)
-                x[l] = from[l * SAMPLE_THREADS];
-            fn(x, at, whole_batch{});
-            at += BATCH_STEP * BATCH;
-        }
-    for (; at < n; at += BATCH_STEP * BATCH) {
+        for (uint32_t l = 0; l < BATCH; l++)
+            x[l] = from[l * SAMPLE_THREADS];
+        fn(x, at, whole_batch{});
+    }
+    for (uint32_t at = threadIdx.x * 4 + n_whole * BATCH_STEP * BATCH; at < n;
+         at += BATCH_STEP * BATCH) {
 #pragma unroll
         for (uint32_t l = 0; l < BATCH; l++) {
             const uint32_t i = at + l * BATCH_STEP;

@@ -1,4 +1,5 @@
-/* The third kernel: the candidates in question, in order, and the one that is drawn. */
+/* The third kernel: the candidates in question, found by the codes of their bins, in order, and the
+ * one that is drawn. */
 #ifndef YARD_OPS_CUDA_SAMPLE_DRAW_CUH
 #define YARD_OPS_CUDA_SAMPLE_DRAW_CUH
 
@@ -113,27 +114,28 @@ static __device__ __forceinline__ found_candidate candidate_at(uint32_t i, uint3
 /* As the definition goes: find(wanted sum, 0) or find(0, k) is the candidate at which the sum is
  * reached, or the k-th. */
 template <typename FN>
-static __device__ __forceinline__ found_candidate draw(const yard_sample_row *row,
+static __device__ __forceinline__ found_candidate draw(const yard_sample_params &p,
                                                        const row_choice &c, FN find)
 {
-    const yard_sample_params *p = &row->params;
+    const uint64_t enough_for_min_p = c.enough_for_min_p;
+    const double uniform = c.uniform;
     uint64_t kept = c.all;
     found_candidate x;
 
-    if (p->top_k > 0 && c.n > (uint32_t)p->top_k) {
-        x = find(0, (uint32_t)p->top_k);
+    if (p.top_k > 0 && c.n > (uint32_t)p.top_k) {
+        x = find(0, (uint32_t)p.top_k);
         if (!x.found)
             return x;
         kept = x.upto;
     }
-    if (p->top_p < 1.0f) {
-        x = find(wanted_by_top_p(p->top_p, kept), 0);
+    if (p.top_p < 1.0f) {
+        x = find(wanted_by_top_p(p.top_p, kept), 0);
         if (!x.found)
             return x;
         kept = x.upto;
     }
-    kept = kept_by_min_p(p->min_p, c.enough_for_min_p, kept);
-    return find(wanted_by_draw(c.uniform, kept), 0);
+    kept = kept_by_min_p(p.min_p, enough_for_min_p, kept);
+    return find(wanted_by_draw(uniform, kept), 0);
 }
 
 /* From the row's list. */
@@ -142,13 +144,17 @@ static __device__ __forceinline__ found_candidate draw_from_list(const sample_ar
                                                                  const row_choice &c)
 {
     sample_shared *m = shared();
+    const yard_sample_params p = n.a.rows[w.row].params; /* asked for together with the list */
     const uint32_t n_listed = w.slot->n_listed;
+    /* Asked for before it is known how many there are. */
+    const uint64_t rank = w.slot->list_rank[threadIdx.x];
+    const uint32_t id = w.slot->list_id[threadIdx.x];
 
     if (n_listed > LISTED)
         return found_candidate{};
     for (uint32_t i = threadIdx.x; i < n_listed; i += SAMPLE_THREADS) {
-        m->rank[i] = w.slot->list_rank[i];
-        m->id[i] = w.slot->list_id[i];
+        m->rank[i] = i < SAMPLE_THREADS ? rank : w.slot->list_rank[i];
+        m->id[i] = i < SAMPLE_THREADS ? id : w.slot->list_id[i];
     }
     sort_list(n_listed);
     sum_list(n_listed, [&](uint32_t e) {
@@ -156,7 +162,7 @@ static __device__ __forceinline__ found_candidate draw_from_list(const sample_ar
                : e >= c.range[1].low || c.n_ranges < 3 ? c.range[1].before
                                                        : c.range[2].before;
     });
-    return draw(&n.a.rows[w.row], c, [&](uint64_t wanted, uint32_t k) {
+    return draw(p, c, [&](uint64_t wanted, uint32_t k) {
         return candidate_at(k > 0 ? c.last_of_top_k
                                   : first_to_reach(m->upto, (unsigned long long)wanted),
                             n_listed);
@@ -296,10 +302,10 @@ static __device__ __forceinline__ uint32_t list_near(const piece &w, const row_c
 {
     enum { BATCH_CODES = SAMPLE_THREADS * CODES_EACH };
     sample_shared *m = shared();
-    const uint32_t first_first = c.range[0].first_code, first_last = c.range[0].last_code;
-    /* of three, the last two and what is between */
-    const uint32_t others_first = c.range[c.n_ranges > 1].first_code;
-    const uint32_t others_last = c.range[c.n_ranges - 1].last_code;
+    const uint32_t top_first = c.range[0].first_code, top_last = c.range[0].last_code;
+    /* Of three, the last two and what is between. */
+    const uint32_t rest_first = c.range[c.n_ranges > 1].first_code;
+    const uint32_t rest_last = c.range[c.n_ranges - 1].last_code;
 
     begin_list();
     for (uint32_t begin = threadIdx.x * CODES_EACH; begin < w.n; begin += BATCH * BATCH_CODES) {
@@ -315,8 +321,8 @@ static __device__ __forceinline__ uint32_t list_near(const piece &w, const row_c
             uint32_t in = 0; /* a bit a code */
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++)
-                in |= (in_span(word[i], first_first, first_last) |
-                       in_span(word[i], others_first, others_last)) >>
+                in |= (in_span(word[i], top_first, top_last) |
+                       in_span(word[i], rest_first, rest_last)) >>
                       (7 - i);
             for (; in != 0; in &= in - 1) {
                 const uint32_t bit = (uint32_t)__ffs((int)in) - 1;
@@ -373,7 +379,7 @@ static __device__ __forceinline__ void gather(const sample_args &n, const piece 
         x = draw_from_list(n, w, c);
     }
     if (!x.found)
-        x = draw(&n.a.rows[w.row], c, [&](uint64_t wanted, uint32_t k) {
+        x = draw(n.a.rows[w.row].params, c, [&](uint64_t wanted, uint32_t k) {
             return find_in_row(n, w, c.scale, wanted, k);
         });
     if (threadIdx.x == 0) {
