@@ -7,8 +7,7 @@
  * scales. On Intel's processors a multiply-add with a denormal takes 150 cycles: raw_avx2.c is for
  * them, and for threads that take denormals for 0.
  *
- * The bytes of 32-bit words come apart into even and odd lanes, so rows of x lie in this order: of
- * each CHUNK the odd elements, then the even ones, of these the even lanes, then the odd ones. */
+ * The bytes of 32-bit words come apart into quads. */
 #include "ops/cpu/cpu.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -19,11 +18,6 @@
 #include "ops/cpu/lanes_avx2.h"
 
 #define UNSHIFT 0x1p120f
-
-/* LANES partial sums: of the even lanes, of the odd ones. */
-typedef struct lanes {
-    __m256 half[2];
-} lanes;
 
 enum {
     TILE_W = 4,
@@ -38,18 +32,6 @@ static bool usable(void)
     return __builtin_cpu_is("amd") && !(_mm_getcsr() & (FLUSH_TO_ZERO | DENORMALS_ARE_ZEROS));
 }
 
-static void lay_x(float *pairs, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i += LANES) {
-        const __m256 low = _mm256_loadu_ps(pairs + i), high = _mm256_loadu_ps(pairs + i + HALF);
-        const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(low, high, 0x88));
-        const __m256d odd = _mm256_castps_pd(_mm256_shuffle_ps(low, high, 0xdd));
-
-        _mm256_storeu_ps(pairs + i, _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8)));
-        _mm256_storeu_ps(pairs + i + HALF, _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xd8)));
-    }
-}
-
 /* One byte of each word, as a value times 2^-120. */
 INLINE __m256 shift_codes(__m256i words, int byte)
 {
@@ -61,47 +43,45 @@ INLINE __m256 shift_codes(__m256i words, int byte)
 
 /* lane[m] += x[m] . w at a CHUNK of columns. */
 INLINE void add_chunk(const raw_dot_args *a, const uint8_t *w, uint32_t k, int mx,
-                      lanes lane[FEW_ROWS])
+                      __m256 lane[FEW_ROWS])
 {
     const __m256i words = _mm256_loadu_si256((const __m256i *)(const void *)w);
-    const __m256 wv[4] = { shift_codes(words, 1), shift_codes(words, 3), shift_codes(words, 0),
+    const __m256 wv[4] = { shift_codes(words, 1), shift_codes(words, 0), shift_codes(words, 3),
                            shift_codes(words, 2) };
 
     for (int m = 0; m < mx; m++)
         for (int v = 0; v < 4; v++)
-            lane[m].half[v % 2] = _mm256_fmadd_ps(_mm256_loadu_ps(a->x + m * a->x_ld + k + 8 * v),
-                                                  wv[v], lane[m].half[v % 2]);
+            lane[m] = _mm256_fmadd_ps(
+                _mm256_loadu_ps(a->x + m * a->x_ld + k + (uint32_t)(SCALED_LANES * v)), wv[v],
+                lane[m]);
 }
 
 /* far: what undoes the shift and the scale is no f32. */
-INLINE void add_scaled(lanes lane, float scale, bool far, lanes *sum)
+INLINE __m256 add_scaled(__m256 lane, float scale, bool far, __m256 sum)
 {
     const __m256 f = _mm256_set1_ps(far ? scale : scale * UNSHIFT);
 
-    for (int h = 0; h < 2; h++) {
-        const __m256 v = far ? _mm256_mul_ps(lane.half[h], _mm256_set1_ps(UNSHIFT)) : lane.half[h];
-        sum->half[h] = _mm256_fmadd_ps(v, f, sum->half[h]);
-    }
+    return _mm256_fmadd_ps(far ? _mm256_mul_ps(lane, _mm256_set1_ps(UNSHIFT)) : lane, f, sum);
 }
 
 /* A group of columns from k on, of nw rows of w from n on. */
 INLINE void add_group(const raw_dot_args *a, uint32_t n, uint32_t k, int mx, int nw, bool far,
-                      lanes sum[TILE_W][FEW_ROWS])
+                      __m256 sum[TILE_W][FEW_ROWS])
 {
     const uint32_t end = a->n_k - k < YARD_GROUP ? a->n_k : k + YARD_GROUP, group = k / YARD_GROUP;
     const uint8_t *w = (const uint8_t *)a->w + n * a->w_ld;
-    lanes lane[TILE_W][FEW_ROWS];
+    __m256 lane[TILE_W][FEW_ROWS];
 
     for (int i = 0; i < nw; i++)
         for (int m = 0; m < mx; m++)
-            lane[i][m] = (lanes){ { _mm256_setzero_ps(), _mm256_setzero_ps() } };
+            lane[i][m] = _mm256_setzero_ps();
     for (; k + CHUNK <= end; k += CHUNK)
         for (int i = 0; i < nw; i++) {
             const uint8_t *at = w + (size_t)i * a->w_ld + k;
 
             /* the same columns of rows to come: the memory's own prefetchers lose a row's end, and
-             * the next row alone is too near */
-            _mm_prefetch((const char *)(at + (size_t)(nw == 1 ? 3 : nw) * a->w_ld), _MM_HINT_T1);
+             * the next two rows alone are too near */
+            _mm_prefetch((const char *)(at + TILE_W * a->w_ld), _MM_HINT_T1);
             add_chunk(a, at, k, mx, lane[i]);
         }
     if (k < end)
@@ -113,42 +93,28 @@ INLINE void add_group(const raw_dot_args *a, uint32_t n, uint32_t k, int mx, int
         }
     for (int i = 0; i < nw; i++)
         for (int m = 0; m < mx; m++)
-            add_scaled(lane[i][m],
-                       a->x_scale[m * a->x_scale_ld + group] * a->w_scale[n + (uint32_t)i][group],
-                       far, &sum[i][m]);
-}
-
-/* Pairwise, as for lanes in their order: see LANES. */
-INLINE float add_all(lanes v)
-{
-    __m128 two[2];
-
-    for (int h = 0; h < 2; h++) {
-        const __m128 four =
-            _mm_add_ps(_mm256_castps256_ps128(v.half[h]), _mm256_extractf128_ps(v.half[h], 1));
-        two[h] = _mm_add_ps(four, _mm_movehl_ps(four, four));
-        two[h] = _mm_add_ss(two[h], _mm_movehdup_ps(two[h]));
-    }
-    return _mm_cvtss_f32(_mm_add_ss(two[0], two[1]));
+            sum[i][m] = add_scaled(lane[i][m],
+                                   a->x_scale[m * a->x_scale_ld + group] *
+                                       a->w_scale[n + (uint32_t)i][group],
+                                   far, sum[i][m]);
 }
 
 /* Columns [k, end) of nw rows of w from n on. carried: [nw, mx] sums of the columns before, where
  * those of these columns stay unless they are the last. */
 INLINE void dot_tile(const raw_dot_args *a, uint32_t n, uint32_t k, uint32_t end, int mx, int nw,
-                     bool far, lanes *carried)
+                     bool far, __m256 *carried)
 {
-    lanes sum[TILE_W][FEW_ROWS];
+    __m256 sum[TILE_W][FEW_ROWS];
 
     for (int i = 0; i < nw; i++)
         for (int m = 0; m < mx; m++)
-            sum[i][m] =
-                k ? carried[i * mx + m] : (lanes){ { _mm256_setzero_ps(), _mm256_setzero_ps() } };
+            sum[i][m] = k ? carried[i * mx + m] : _mm256_setzero_ps();
     for (; k < end; k += YARD_GROUP)
         add_group(a, n, k, mx, nw, far, sum);
     for (int i = 0; i < nw; i++)
         for (int m = 0; m < mx; m++)
             if (end == a->n_k)
-                a->y[m * a->y_ld + n + (uint32_t)i] = add_all(sum[i][m]);
+                a->y[m * a->y_ld + n + (uint32_t)i] = add_eight(sum[i][m]);
             else
                 carried[i * mx + m] = sum[i][m];
 }
@@ -159,7 +125,7 @@ INLINE void dot_rows(const raw_dot_args *a, int mx, int nw)
 {
     const uint32_t batch = BATCH_SUMS / (uint32_t)mx;
     const uint32_t piece = X_FLOATS / (uint32_t)mx / YARD_GROUP * YARD_GROUP;
-    lanes carried[BATCH_SUMS];
+    __m256 carried[BATCH_SUMS];
 
     for (uint32_t first = 0, last; first < a->n_w; first = last) {
         last = a->n_w - first < batch ? a->n_w : first + batch;
@@ -208,13 +174,13 @@ static void dot(const raw_dot_args *a)
     else if (a->n_x == 1)
         dot_rows(a, 1, 4);
     else if (a->n_x == 2)
-        dot_rows(a, 2, 1); /* sums of a group besides: two would not leave registers for weights */
+        dot_rows(a, 2, 2);
     else if (a->n_x == 3)
-        dot_rows(a, 3, 1);
+        dot_rows(a, 3, 2);
     else
-        dot_rows(a, 4, 1);
+        dot_rows(a, 4, 2);
 }
 
-const code_kernels yard_cpu_codes_avx2 = { .usable = usable, .lay_x = lay_x, .dot = dot };
+const code_kernels yard_cpu_codes_avx2 = { .usable = usable, .dot = dot };
 
 #endif

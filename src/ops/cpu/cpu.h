@@ -2,13 +2,16 @@
  *
  * The order of every sum is part of the definition, so that all variants give the same bits. A dot
  * product has LANES partial sums, lane l taking elements l, l + 16, l + 32, .. of its two rows as
- * they lie in memory; scaled dot products start new lanes for every group of 128 and add them,
- * times the scale, to outer lanes; lanes are added pairwise at the end (l with l + 8, then l + 4,
- * l + 2, l + 1). Every multiply-add is fused.
+ * they lie in memory. Products with FP8 weights, which are *scaled*, have SCALED_LANES instead (l,
+ * l + 8, ..), start new ones for every group of 128 and add them, times the scale, to outer lanes.
+ * Lanes are added pairwise at the end (l with l + 8, then l + 4, l + 2, l + 1). Every multiply-add
+ * is fused.
  *
  * Products with weights take their rows *in pairs*: of each CHUNK of 32 elements first the odd ones
  * (lane l: element 2 l + 1), then the even ones. That is the order of the processors' bf16 dot
- * product, and 32-bit words with two bf16 values come apart into it with one instruction each. */
+ * product, and 32-bit words with two bf16 values come apart into it with one instruction each.
+ * Scaled ones take them *in quads*: of each CHUNK first elements 4 l + 1, then 4 l, 4 l + 3 and
+ * 4 l + 2, so that a lane's four are a word of four codes, or twice a word of two bf16 values. */
 #ifndef YARD_OPS_CPU_H
 #define YARD_OPS_CPU_H
 
@@ -17,6 +20,7 @@
 
 enum {
     LANES = 16,
+    SCALED_LANES = 8,
     CHUNK = 2 * LANES,     /* rows are padded with zeros to a multiple of it */
     MAX_TILE_ROWS = 64,    /* rows of x that a product holds at once */
     PANEL_ROWS = 8,        /* rows of w decoded at once for them */
@@ -31,7 +35,8 @@ enum {
 };
 
 /* x [n_x, n_k] and w [n_w, n_k], f32, rows padded. The sum over K may be cut at multiples of
- * YARD_GROUP: lanes [n_x, n_w, LANES] then carries the sums from one call to the next. */
+ * YARD_GROUP: lanes [n_x, n_w, LANES or SCALED_LANES] then carries the sums from one call to the
+ * next. */
 typedef struct dot_args {
     const float *x, *w;
     size_t x_ld, w_ld;
@@ -45,7 +50,7 @@ typedef struct dot_args {
     bool continued; /* lanes holds sums of earlier columns */
 } dot_args;
 
-/* The same with w as stored, one row after the other; x in pairs. */
+/* The same with w as stored, one row after the other; x in pairs, or in quads where w is FP8. */
 typedef struct raw_dot_args {
     const float *x;
     size_t x_ld;
@@ -60,8 +65,9 @@ typedef struct raw_dot_args {
     size_t y_ld;
 } raw_dot_args;
 
-/* FP8 codes on both sides, with scales on both. Rows of x are bf16, padded with zeros to a multiple
- * of 2 * CHUNK. All w_scale are one row of scales: the rows of w lie in one row of blocks. */
+/* FP8 codes on both sides, with scales on both. Rows of x are bf16 as codes_to_bf16 makes them,
+ * padded with zeros to a multiple of 2 * CHUNK. All w_scale are one row of scales: the rows of w
+ * lie in one row of blocks. */
 typedef struct fp8_dot_args {
     const uint16_t *x;
     size_t x_ld;
@@ -77,10 +83,10 @@ typedef struct fp8_dot_args {
 } fp8_dot_args;
 
 enum {
-    FP8_PANEL_ROWS = 4,
+    FP8_PANEL_ROWS = 8,
     FP8_PANEL_K = 1024,
     FP8_DOT_SCRATCH = FP8_PANEL_ROWS * FP8_PANEL_K * 2 +
-                      MAX_TILE_ROWS * FP8_PANEL_ROWS * LANES * 4 +
+                      MAX_TILE_ROWS * FP8_PANEL_ROWS * SCALED_LANES * 4 +
                       MAX_TILE_ROWS * (FP8_PANEL_K / YARD_GROUP) * 4
 };
 
@@ -101,7 +107,7 @@ typedef struct strip_args {
     const uint16_t *w;
     uint32_t n_w;        /* <= STRIP_PANEL_ROWS */
     const float *factor; /* as dot's; NULL: no scales */
-    float *sums;         /* [n_x, n_w, LANES], in an order of its own */
+    float *sums;         /* as dot's lanes, in an order of its own */
     bool continued;      /* sums holds those of earlier columns */
     float *y;            /* [n_x, y_ld]; NULL: leave them in sums */
     size_t y_ld;
@@ -113,24 +119,23 @@ typedef struct strip_source {
     yard_dtype dtype;
     const void *first;
     size_t ld_bytes;
-    uint32_t n_w, n_k, span;
+    uint32_t n_w, n_k;
 } strip_source;
 
-/* Products of more than FEW_ROWS rows with FP8 or BF16 weights. span: columns that share a scale,
- * or PANEL_K when there are none. */
+/* Products of more than FEW_ROWS rows with FP8 or BF16 weights. */
 typedef struct strip_kernels {
-    /* A row in pairs, the m-th of n_x, becomes part of x. */
-    void (*lay_x)(const float *pairs, uint32_t n_k, uint32_t span, uint32_t m, uint32_t n_x,
-                  float *x, size_t x_ld);
+    /* A row, the m-th of n_x, becomes part of x: in quads for FP8, in pairs for BF16. */
+    void (*lay_quads)(const float *quads, uint32_t n_k, uint32_t m, uint32_t n_x, float *x,
+                      size_t x_ld);
+    void (*lay_pairs)(const float *pairs, uint32_t n_k, uint32_t m, uint32_t n_x, float *x,
+                      size_t x_ld);
     void (*lay_w)(const strip_source *s, uint16_t *w);
     void (*dot)(const strip_args *a);
 } strip_kernels;
 
 /* Products of FP8 with FP8 for up to FEW_ROWS rows; see codes_avx2.c. */
 typedef struct code_kernels {
-    bool (*usable)(void); /* by this thread, on this processor */
-    /* A row in pairs, padded, is put in the order that dot wants. */
-    void (*lay_x)(float *pairs, uint32_t n);
+    bool (*usable)(void);               /* by this thread, on this processor */
     void (*dot)(const raw_dot_args *a); /* with scales on both sides */
 } code_kernels;
 
@@ -140,15 +145,17 @@ typedef struct cpu_kernels {
     const yard_convert *convert;
     /* decode, in pairs, padded with zeros to CHUNK */
     void (*decode_pairs)(yard_dtype dtype, const void *src, uint32_t n, float *dst);
-    /* n_x <= MAX_TILE_ROWS with factors, any number without; no factors where there are strips */
+    /* n values in pairs, a multiple of CHUNK, are put in quads */
+    void (*pairs_to_quads)(float *values, uint32_t n);
+    /* n_x <= MAX_TILE_ROWS with factors, any number without; no factors where fp8_strips are */
     void (*dot)(const dot_args *a);
     void (*raw_dot)(const raw_dot_args *a);
     /* Products of FP8 with FP8, by a way of their own; NULL: as f32. codes_to_bf16 makes the rows
      * of x for it. */
     void (*fp8_dot)(const fp8_dot_args *a);
     void (*codes_to_bf16)(const uint8_t *codes, uint32_t n, uint16_t *dst);
-    const strip_kernels *strips; /* NULL: these products are dot's */
-    const code_kernels *codes;   /* NULL, or not usable: these products are raw_dot's */
+    const strip_kernels *fp8_strips, *bf16_strips; /* NULL: these products are dot's */
+    const code_kernels *codes; /* NULL, or not usable: these products are raw_dot's */
     /* acc[m, c] = fma(x[m, r], w[r, c], acc[m, c]) for r ascending */
     void (*axpy)(const float *x, size_t x_ld, uint32_t n_x, const float *w, size_t w_ld,
                  uint32_t n_r, uint32_t n_c, float *acc, size_t acc_ld);
@@ -172,6 +179,7 @@ extern const cpu_kernels yard_cpu_kernels_amx; /* not the definition's bits: see
 void yard_cpu_dot_avx2(const dot_args *a);
 void yard_cpu_raw_dot_avx2(const raw_dot_args *a);
 void yard_cpu_decode_pairs_avx2(yard_dtype dtype, const void *src, uint32_t n, float *dst);
+void yard_cpu_pairs_to_quads_avx2(float *values, uint32_t n);
 extern const strip_kernels yard_cpu_strips_avx2;
 extern const code_kernels yard_cpu_codes_avx2;
 /* Of kernels_avx2.c, for AVX-512 too. */
@@ -231,11 +239,12 @@ typedef struct row_source {
 
 /* How the values of a row are laid out for the kernel that reads them. */
 typedef enum row_form {
-    ROW_PLAIN,  /* f32 as they come, padded to CHUNK */
-    ROW_PAIRS,  /* f32 in pairs, padded to CHUNK */
-    ROW_CODES,  /* the same as code_kernels want it */
-    ROW_STRIPS, /* the same as strip_kernels want it */
-    ROW_BF16    /* bf16 as they come, padded to 2 * CHUNK; rows with scales only */
+    ROW_PLAIN,       /* f32 as they come, padded to CHUNK */
+    ROW_PAIRS,       /* f32 in pairs, padded to CHUNK */
+    ROW_QUADS,       /* f32 in quads, padded to CHUNK */
+    ROW_PAIR_STRIPS, /* these two as strip_kernels want them */
+    ROW_QUAD_STRIPS,
+    ROW_BF16 /* bf16 as fp8_dot wants them, padded to 2 * CHUNK; rows with scales only */
 } row_form;
 
 /* Elements from one row to the next of n columns in that form. Rows do not start at the same place
@@ -263,7 +272,6 @@ typedef struct x_rows {
     void *x;
     size_t ld; /* row_form_ld() */
     uint32_t n_x, n_k;
-    uint32_t span;  /* of strips */
     bool scaled;    /* x_scale is in use */
     float *x_scale; /* [n_x, groups of n_k] */
 } x_rows;

@@ -95,7 +95,7 @@ static void multiply(const fp8_dot_args *a, const uint32_t *tiles, uint32_t m0, 
                      float *parts)
 {
     const uint32_t left = a->n_k - k0;
-    const uint32_t n_tiles = left < YARD_GROUP ? (left + TILE_K - 1) / TILE_K : GROUP_TILES;
+    const uint32_t n_tiles = left < YARD_GROUP ? (left + STEP - 1) / STEP * 2 : GROUP_TILES;
     const uint16_t *x = a->x + m0 * a->x_ld + k0;
     const size_t x_bytes = a->x_ld * sizeof(*x);
 

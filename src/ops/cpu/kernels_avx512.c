@@ -1,9 +1,11 @@
 /* AVX-512 variants of the inner kernels whose sums have LANES partial sums: one register each. Rows
- * and conversions are AVX2's. */
+ * and conversions are AVX2's, and so are products of plain rows with FP8 weights, which only the
+ * exact mode has. */
 #include "ops/cpu/cpu.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
 
+#include <assert.h>
 #include <math.h>
 
 #include "ops/cpu/widen_avx512.h"
@@ -28,28 +30,6 @@ INLINE void dot_span(const dot_args *a, const float *x, const float *w, uint32_t
     }
 }
 
-INLINE void dot_scaled(const dot_args *a, uint32_t m0, uint32_t n0, int mx, int nw,
-                       __m512 outer[TILE_X][TILE_W])
-{
-    const float *x = a->x + m0 * a->x_ld, *w = a->w + n0 * a->w_ld;
-    const uint32_t n_k = pad_lanes(a->n_k);
-
-    for (uint32_t k = 0, group = 0; k < n_k; k += YARD_GROUP, group++) {
-        const uint32_t end = n_k - k < YARD_GROUP ? n_k : k + YARD_GROUP;
-        __m512 lane[TILE_X][TILE_W];
-
-        for (int m = 0; m < mx; m++)
-            for (int n = 0; n < nw; n++)
-                lane[m][n] = _mm512_setzero_ps();
-        dot_span(a, x, w, k, end, mx, nw, lane);
-        for (int m = 0; m < mx; m++)
-            for (int n = 0; n < nw; n++) {
-                const __m512 f = _mm512_set1_ps(a->factor[group * MAX_TILE_ROWS + m0 + m]);
-                outer[m][n] = _mm512_fmadd_ps(lane[m][n], f, outer[m][n]);
-            }
-    }
-}
-
 INLINE void dot_tile(const dot_args *a, uint32_t m0, uint32_t n0, int mx, int nw)
 {
     __m512 outer[TILE_X][TILE_W];
@@ -60,10 +40,7 @@ INLINE void dot_tile(const dot_args *a, uint32_t m0, uint32_t n0, int mx, int nw
                 a->continued
                     ? _mm512_loadu_ps(a->lanes + ((size_t)(m0 + m) * a->n_w + n0 + n) * LANES)
                     : _mm512_setzero_ps();
-    if (a->factor)
-        dot_scaled(a, m0, n0, mx, nw, outer);
-    else
-        dot_span(a, a->x + m0 * a->x_ld, a->w + n0 * a->w_ld, 0, pad_lanes(a->n_k), mx, nw, outer);
+    dot_span(a, a->x + m0 * a->x_ld, a->w + n0 * a->w_ld, 0, pad_lanes(a->n_k), mx, nw, outer);
     for (int m = 0; m < mx; m++)
         for (int n = 0; n < nw; n++) {
             if (a->y)
@@ -99,6 +76,7 @@ static void dot_block(const dot_args *a, uint32_t n0, uint32_t n_w)
 
 static void dot(const dot_args *a)
 {
+    assert(!a->factor); /* those products are by AVX2's strips */
     for (uint32_t n = 0; n < a->n_w; n += PANEL_ROWS)
         dot_block(a, n, a->n_w - n < PANEL_ROWS ? a->n_w - n : PANEL_ROWS);
 }
@@ -123,17 +101,11 @@ INLINE void split_plain(__m512 low, __m512 high, __m512 *odd, __m512 *even)
     *odd = _mm512_permutex2var_ps(low, _mm512_add_epi32(evens, _mm512_set1_epi32(1)), high);
 }
 
-INLINE pairs load_pairs(const code_tables *t, yard_dtype dtype, const uint8_t *w, uint32_t n)
+INLINE pairs load_pairs(yard_dtype dtype, const uint8_t *w)
 {
-    bf16_step v;
     pairs p;
 
     switch (dtype) {
-    case YARD_FP8_E4M3:
-        v = widen_codes(t, load_codes(w, n));
-        for (int i = 0; i < 2; i++)
-            split_bf16(v.at[i], &p.at[2 * i], &p.at[2 * i + 1]);
-        break;
     case YARD_BF16:
         for (int i = 0; i < 2; i++)
             split_bf16(_mm512_loadu_si512(w + 64 * i), &p.at[2 * i], &p.at[2 * i + 1]);
@@ -156,27 +128,24 @@ INLINE pairs load_pairs(const code_tables *t, yard_dtype dtype, const uint8_t *w
 
 INLINE size_t bytes_of(yard_dtype dtype)
 {
-    return dtype == YARD_FP8_E4M3 ? 1 : dtype == YARD_F32 ? 4 : 2;
+    return dtype == YARD_F32 ? 4 : 2;
 }
 
 /* The last elements, fewer than a step: through a padded copy, since the stored row may end at the
  * end of the mapping. */
-INLINE pairs load_rest(const code_tables *t, yard_dtype dtype, const uint8_t *w, uint32_t n)
+INLINE pairs load_rest(yard_dtype dtype, const uint8_t *w, uint32_t n)
 {
     _Alignas(64) uint8_t last[STEP * 4] = { 0 };
 
     memcpy(last, w, n * bytes_of(dtype));
-    return load_pairs(t, dtype, last, STEP);
+    return load_pairs(dtype, last);
 }
 
 INLINE void decode_dtype(yard_dtype dtype, const uint8_t *src, uint32_t n, float *dst)
 {
-    const code_tables t = load_code_tables();
-
     for (uint32_t i = 0; i < n; i += STEP) {
         const uint8_t *at = src + i * bytes_of(dtype);
-        const pairs p =
-            n - i >= STEP ? load_pairs(&t, dtype, at, STEP) : load_rest(&t, dtype, at, n - i);
+        const pairs p = n - i >= STEP ? load_pairs(dtype, at) : load_rest(dtype, at, n - i);
         const int used = n - i > CHUNK ? 4 : 2; /* dst ends with a chunk */
         for (int v = 0; v < used; v++)
             _mm512_storeu_ps(dst + i + LANES * v, p.at[v]);
@@ -187,7 +156,7 @@ static void decode_pairs(yard_dtype dtype, const void *src, uint32_t n, float *d
 {
     switch (dtype) {
     case YARD_FP8_E4M3:
-        decode_dtype(YARD_FP8_E4M3, src, n, dst);
+        yard_cpu_decode_pairs_avx2(YARD_FP8_E4M3, src, n, dst);
         break;
     case YARD_BF16:
         decode_dtype(YARD_BF16, src, n, dst);
@@ -211,9 +180,8 @@ INLINE void raw_step(const raw_dot_args *a, pairs p, uint32_t k, int mx, int n, 
 }
 
 /* Adds x[m] . w[n] over [k, end) to the lanes. */
-INLINE void raw_span(const raw_dot_args *a, const code_tables *t, const uint8_t *const *w,
-                     uint32_t k, uint32_t end, int mx, int nw, yard_dtype dtype,
-                     __m512 lane[FEW_ROWS][TILE_W])
+INLINE void raw_span(const raw_dot_args *a, const uint8_t *const *w, uint32_t k, uint32_t end,
+                     int mx, int nw, yard_dtype dtype, __m512 lane[FEW_ROWS][TILE_W])
 {
     for (; k + STEP <= end; k += STEP)
         for (int n = 0; n < nw; n++) {
@@ -223,11 +191,11 @@ INLINE void raw_span(const raw_dot_args *a, const code_tables *t, const uint8_t 
             for (size_t line = 0; line < STEP * bytes_of(dtype); line += 64)
                 _mm_prefetch((const char *)(at + (size_t)nw * a->w_ld * bytes_of(dtype) + line),
                              _MM_HINT_T1);
-            raw_step(a, load_pairs(t, dtype, at, STEP), k, mx, n, 4, lane);
+            raw_step(a, load_pairs(dtype, at), k, mx, n, 4, lane);
         }
     if (k < end)
         for (int n = 0; n < nw; n++) {
-            const pairs p = load_rest(t, dtype, w[n] + k * bytes_of(dtype), end - k);
+            const pairs p = load_rest(dtype, w[n] + k * bytes_of(dtype), end - k);
             if (end - k > CHUNK)
                 raw_step(a, p, k, mx, n, 4, lane);
             else
@@ -235,29 +203,7 @@ INLINE void raw_span(const raw_dot_args *a, const code_tables *t, const uint8_t 
         }
 }
 
-INLINE void raw_scaled(const raw_dot_args *a, const code_tables *t, const uint8_t *const *w,
-                       uint32_t n0, int mx, int nw, yard_dtype dtype,
-                       __m512 outer[FEW_ROWS][TILE_W])
-{
-    for (uint32_t k = 0, group = 0; k < a->n_k; k += YARD_GROUP, group++) {
-        const uint32_t end = a->n_k - k < YARD_GROUP ? a->n_k : k + YARD_GROUP;
-        __m512 lane[FEW_ROWS][TILE_W];
-
-        for (int m = 0; m < mx; m++)
-            for (int n = 0; n < nw; n++)
-                lane[m][n] = _mm512_setzero_ps();
-        raw_span(a, t, w, k, end, mx, nw, dtype, lane);
-        for (int m = 0; m < mx; m++)
-            for (int n = 0; n < nw; n++) {
-                const float ws = a->w_scale[n0 + n][group];
-                const float f = a->x_scale ? a->x_scale[m * a->x_scale_ld + group] * ws : ws;
-                outer[m][n] = _mm512_fmadd_ps(lane[m][n], _mm512_set1_ps(f), outer[m][n]);
-            }
-    }
-}
-
-INLINE void raw_tile(const raw_dot_args *a, const code_tables *t, uint32_t n0, int mx, int nw,
-                     yard_dtype dtype)
+INLINE void raw_tile(const raw_dot_args *a, uint32_t n0, int mx, int nw, yard_dtype dtype)
 {
     const uint8_t *w[TILE_W];
     __m512 outer[FEW_ROWS][TILE_W];
@@ -267,10 +213,7 @@ INLINE void raw_tile(const raw_dot_args *a, const code_tables *t, uint32_t n0, i
     for (int m = 0; m < mx; m++)
         for (int n = 0; n < nw; n++)
             outer[m][n] = _mm512_setzero_ps();
-    if (a->w_scale)
-        raw_scaled(a, t, w, n0, mx, nw, dtype, outer);
-    else
-        raw_span(a, t, w, 0, a->n_k, mx, nw, dtype, outer);
+    raw_span(a, w, 0, a->n_k, mx, nw, dtype, outer);
     for (int m = 0; m < mx; m++)
         for (int n = 0; n < nw; n++)
             a->y[m * a->y_ld + n0 + n] = add_lanes(outer[m][n]);
@@ -278,13 +221,12 @@ INLINE void raw_tile(const raw_dot_args *a, const code_tables *t, uint32_t n0, i
 
 INLINE void raw_rows(const raw_dot_args *a, int mx, int nw, yard_dtype dtype)
 {
-    const code_tables t = load_code_tables();
     uint32_t n = 0;
 
     for (; n + (uint32_t)nw <= a->n_w; n += (uint32_t)nw)
-        raw_tile(a, &t, n, mx, nw, dtype);
+        raw_tile(a, n, mx, nw, dtype);
     for (; n < a->n_w; n++)
-        raw_tile(a, &t, n, mx, 1, dtype);
+        raw_tile(a, n, mx, 1, dtype);
 }
 
 INLINE void raw_dot_dtype(const raw_dot_args *a, yard_dtype dtype)
@@ -303,7 +245,7 @@ static void raw_dot(const raw_dot_args *a)
 {
     switch (a->w_dtype) {
     case YARD_FP8_E4M3:
-        raw_dot_dtype(a, YARD_FP8_E4M3);
+        yard_cpu_raw_dot_avx2(a);
         break;
     case YARD_BF16:
         raw_dot_dtype(a, YARD_BF16);
@@ -370,8 +312,10 @@ const cpu_kernels yard_cpu_kernels_avx512 = {
     .reason = "the processor has AVX-512 with VBMI and BF16",
     .convert = &yard_convert_avx2,
     .decode_pairs = decode_pairs,
+    .pairs_to_quads = yard_cpu_pairs_to_quads_avx2,
     .dot = dot,
     .raw_dot = raw_dot,
+    .fp8_strips = &yard_cpu_strips_avx2,
     .fp8_dot = yard_cpu_fp8_dot_avx512,
     .codes_to_bf16 = yard_cpu_codes_to_bf16_avx512,
     .axpy = axpy,
@@ -387,8 +331,10 @@ const cpu_kernels yard_cpu_kernels_amx = {
     .reason = "asked for; FP8 products on AMX tiles",
     .convert = &yard_convert_avx2,
     .decode_pairs = decode_pairs,
+    .pairs_to_quads = yard_cpu_pairs_to_quads_avx2,
     .dot = dot,
     .raw_dot = raw_dot,
+    .fp8_strips = &yard_cpu_strips_avx2,
     .fp8_dot = yard_cpu_fp8_dot_amx,
     .codes_to_bf16 = yard_cpu_codes_to_bf16_avx512,
     .axpy = axpy,

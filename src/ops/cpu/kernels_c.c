@@ -60,18 +60,37 @@ static void decode_pairs(yard_dtype dtype, const void *src, uint32_t n, float *d
     }
 }
 
-/* Lanes of x . w over n elements, n a multiple of LANES. */
-static void dot_lanes(const float *x, const float *w, uint32_t n, float *lane)
+static void pairs_to_quads(float *values, uint32_t n)
 {
-    for (uint32_t i = 0; i < n; i += LANES)
-        for (uint32_t l = 0; l < LANES; l++)
+    for (; n > 0; n -= CHUNK, values += CHUNK) {
+        float pairs[CHUNK];
+
+        memcpy(pairs, values, sizeof(pairs));
+        for (uint32_t i = 0; i < LANES; i++) {
+            float *quad = values + i % 2 * LANES + i / 2;
+
+            quad[0] = pairs[i];
+            quad[SCALED_LANES] = pairs[LANES + i];
+        }
+    }
+}
+
+/* Lanes of x . w over n elements, n a multiple of n_lanes. */
+static void dot_lanes(const float *x, const float *w, uint32_t n, uint32_t n_lanes, float *lane)
+{
+    for (uint32_t i = 0; i < n; i += n_lanes)
+        for (uint32_t l = 0; l < n_lanes; l++)
             lane[l] = fmaf(x[i + l], w[i + l], lane[l]);
 }
 
-static void add_scaled_lanes(const float *lane, float f, float *outer)
+/* Adds a group, or less, of x . w to its outer lanes. */
+static void dot_group(const float *x, const float *w, uint32_t n, float factor, float *outer)
 {
-    for (uint32_t l = 0; l < LANES; l++)
-        outer[l] = fmaf(lane[l], f, outer[l]);
+    float lane[SCALED_LANES] = { 0 };
+
+    dot_lanes(x, w, n, SCALED_LANES, lane);
+    for (uint32_t l = 0; l < SCALED_LANES; l++)
+        outer[l] = fmaf(lane[l], factor, outer[l]);
 }
 
 /* Adds x . w to the outer lanes; factor: of the first group, those of others MAX_TILE_ROWS on. */
@@ -80,34 +99,31 @@ static void dot_one(const float *x, const float *w, uint32_t n_k, const float *f
     const uint32_t n = pad_lanes(n_k);
 
     if (!factor) {
-        dot_lanes(x, w, n, outer);
+        dot_lanes(x, w, n, LANES, outer);
         return;
     }
-    for (uint32_t k = 0; k < n; k += YARD_GROUP, factor += MAX_TILE_ROWS) {
-        const uint32_t n_group = n - k < YARD_GROUP ? n - k : YARD_GROUP;
-        float lane[LANES] = { 0 };
-
-        dot_lanes(x + k, w + k, n_group, lane);
-        add_scaled_lanes(lane, *factor, outer);
-    }
+    for (uint32_t k = 0; k < n; k += YARD_GROUP, factor += MAX_TILE_ROWS)
+        dot_group(x + k, w + k, n - k < YARD_GROUP ? n - k : YARD_GROUP, *factor, outer);
 }
 
 static void dot(const dot_args *a)
 {
+    const size_t n_lanes = a->factor ? SCALED_LANES : LANES;
+
     assert(a->lanes || (a->y && !a->continued)); /* sums that are carried have a place */
     for (uint32_t m = 0; m < a->n_x; m++)
         for (uint32_t n = 0; n < a->n_w; n++) {
-            float *carried = a->lanes ? a->lanes + ((size_t)m * a->n_w + n) * LANES : NULL;
+            float *carried = a->lanes ? a->lanes + ((size_t)m * a->n_w + n) * n_lanes : NULL;
             float outer[LANES] = { 0 };
 
             if (a->continued)
-                memcpy(outer, carried, sizeof(outer));
+                memcpy(outer, carried, n_lanes * sizeof(*outer));
             dot_one(a->x + m * a->x_ld, a->w + n * a->w_ld, a->n_k,
                     a->factor ? a->factor + m : NULL, outer);
             if (a->y)
-                a->y[m * a->y_ld + n] = add_lanes(outer);
+                a->y[m * a->y_ld + n] = a->factor ? add_eight(outer) : add_lanes(outer);
             else
-                memcpy(carried, outer, sizeof(outer));
+                memcpy(carried, outer, n_lanes * sizeof(*outer));
         }
 }
 
@@ -120,14 +136,20 @@ static float raw_dot_one(const raw_dot_args *a, uint32_t m, uint32_t n)
 
     for (uint32_t k = 0, group = 0; k < a->n_k; k += YARD_GROUP, group++) {
         const uint32_t n_group = a->n_k - k < YARD_GROUP ? a->n_k - k : YARD_GROUP;
-        const float x_scale = a->x_scale ? a->x_scale[m * a->x_scale_ld + group] : 1.0f;
-        const float factor = a->w_scale ? x_scale * a->w_scale[n][group] : 1.0f;
+        const float *x = a->x + m * a->x_ld + k;
         float values[YARD_GROUP];
 
         decode_pairs(a->w_dtype, w + k * element_bytes, n_group, values);
-        dot_one(a->x + m * a->x_ld + k, values, n_group, a->w_scale ? &factor : NULL, outer);
+        if (a->w_scale) {
+            const float x_scale = a->x_scale ? a->x_scale[m * a->x_scale_ld + group] : 1.0f;
+
+            pairs_to_quads(values, pad_lanes(n_group));
+            dot_group(x, values, pad_lanes(n_group), x_scale * a->w_scale[n][group], outer);
+        } else {
+            dot_lanes(x, values, pad_lanes(n_group), LANES, outer);
+        }
     }
-    return add_lanes(outer);
+    return a->w_scale ? add_eight(outer) : add_lanes(outer);
 }
 
 static void raw_dot(const raw_dot_args *a)
@@ -196,6 +218,7 @@ const cpu_kernels yard_cpu_kernels_c = {
     .reason = "plain C definition",
     .convert = &yard_convert_c,
     .decode_pairs = decode_pairs,
+    .pairs_to_quads = pairs_to_quads,
     .dot = dot,
     .raw_dot = raw_dot,
     .axpy = axpy,

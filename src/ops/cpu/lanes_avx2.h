@@ -7,7 +7,7 @@
 #include "base/widen_avx2.h"
 #include "ops/cpu/cpu.h"
 
-enum { HALF = LANES / 2 };
+enum { HALF = LANES / 2 }; /* SCALED_LANES too */
 
 /* Pairwise: l with l + 4, l + 2, l + 1. */
 INLINE float add_eight(__m256 v)

@@ -19,6 +19,8 @@ enum { RAW_BATCH = 64 }; /* rows of w handed to raw_dot at once */
 /* Few rows of x: w is read once, decoded in registers. */
 static void product_few(const cpu_kernels *k, const product_args *a)
 {
+    const bool codes =
+        k->codes && a->x.scaled && a->w->dtype == YARD_FP8_E4M3 && k->codes->usable();
     const float *scales[RAW_BATCH];
 
     for (uint32_t n = 0; n < a->n_w; n += RAW_BATCH) {
@@ -38,7 +40,7 @@ static void product_few(const cpu_kernels *k, const product_args *a)
             .y = a->y + n,
             .y_ld = a->y_ld,
         };
-        if (a->x.form == ROW_CODES)
+        if (codes)
             k->codes->dot(&args);
         else
             k->raw_dot(&args);
@@ -96,6 +98,8 @@ static void add_panel(const cpu_kernels *k, cpu_scratch *scratch, const product_
         fetch_row(&ahead, i);
         k->decode_pairs(a->w->dtype, row + b->at * element_bytes, b->n_k,
                         scratch->panel + (size_t)i * PANEL_K);
+        if (a->x.form == ROW_QUADS)
+            k->pairs_to_quads(scratch->panel + (size_t)i * PANEL_K, pad_lanes(b->n_k));
     }
     k->dot(&(dot_args){ .x = (const float *)a->x.x + b->at,
                         .x_ld = a->x.ld,
@@ -111,34 +115,42 @@ static void add_panel(const cpu_kernels *k, cpu_scratch *scratch, const product_
                         .continued = b->at > 0 });
 }
 
+/* The strip kernels that take rows of this form, or NULL. */
+static const strip_kernels *strips_of(const cpu_kernels *k, row_form form)
+{
+    return form == ROW_QUAD_STRIPS   ? k->fp8_strips
+           : form == ROW_PAIR_STRIPS ? k->bf16_strips
+                                     : NULL;
+}
+
 /* The same by strips. */
-static void add_strip_panel(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a,
-                            const block *b, uint32_t n, uint32_t n_w, float *lanes)
+static void add_strip_panel(const strip_kernels *strips, cpu_scratch *scratch,
+                            const product_args *a, const block *b, uint32_t n, uint32_t n_w,
+                            float *lanes)
 {
     const size_t element_bytes = yard_dtype_bytes(a->w->dtype);
     const uint8_t *rows = matrix_row(a->w, a->w_first + n);
     uint16_t *panel = (uint16_t *)(void *)scratch->panel;
 
-    k->strips->lay_w(&(strip_source){ .dtype = a->w->dtype,
-                                      .first = rows + b->at * element_bytes,
-                                      .ld_bytes = a->w->ld * element_bytes,
-                                      .n_w = n_w,
-                                      .n_k = b->n_k,
-                                      .span = a->x.span },
-                     panel);
-    k->strips->dot(&(strip_args){ .x = a->x.x,
-                                  .x_ld = a->x.ld,
-                                  .n_x = a->x.n_x,
-                                  .at = b->at,
-                                  .n_k = b->n_k,
-                                  .w = panel,
-                                  .n_w = n_w,
-                                  .factor = b->factor,
-                                  .sums = lanes,
-                                  .continued = b->at > 0,
-                                  .y = b->at + b->n_k == a->w->cols ? a->y + n : NULL,
-                                  .y_ld = a->y_ld,
-                                  .ahead = panel_ahead(a, b, n, n_w) });
+    strips->lay_w(&(strip_source){ .dtype = a->w->dtype,
+                                   .first = rows + b->at * element_bytes,
+                                   .ld_bytes = a->w->ld * element_bytes,
+                                   .n_w = n_w,
+                                   .n_k = b->n_k },
+                  panel);
+    strips->dot(&(strip_args){ .x = a->x.x,
+                               .x_ld = a->x.ld,
+                               .n_x = a->x.n_x,
+                               .at = b->at,
+                               .n_k = b->n_k,
+                               .w = panel,
+                               .n_w = n_w,
+                               .factor = b->factor,
+                               .sums = lanes,
+                               .continued = b->at > 0,
+                               .y = b->at + b->n_k == a->w->cols ? a->y + n : NULL,
+                               .y_ld = a->y_ld,
+                               .ahead = panel_ahead(a, b, n, n_w) });
 }
 
 static void make_factors(const product_args *a, const block *b, float *factor)
@@ -156,6 +168,7 @@ static void make_factors(const product_args *a, const block *b, float *factor)
  * cache. */
 static void add_block(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a, block b)
 {
+    const strip_kernels *strips = strips_of(k, a->x.form);
     float factor[PANEL_K / YARD_GROUP * MAX_TILE_ROWS];
     float *lanes = scratch->lanes;
 
@@ -165,8 +178,8 @@ static void add_block(const cpu_kernels *k, cpu_scratch *scratch, const product_
     }
     for (uint32_t n = 0, n_w; n < b.n_w; n += n_w) {
         n_w = b.n_w - n < b.panel_rows ? b.n_w - n : b.panel_rows;
-        if (a->x.form == ROW_STRIPS)
-            add_strip_panel(k, scratch, a, &b, b.n + n, n_w, lanes);
+        if (strips)
+            add_strip_panel(strips, scratch, a, &b, b.n + n, n_w, lanes);
         else
             add_panel(k, scratch, a, &b, b.n + n, n_w, lanes);
         lanes += MAX_TILE_ROWS * b.panel_rows * LANES;
@@ -187,7 +200,7 @@ static uint32_t rows_of_block(const product_args *a, uint32_t n, uint32_t most)
 
 static void product_many(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a)
 {
-    const bool strips = a->x.form == ROW_STRIPS;
+    const bool strips = strips_of(k, a->x.form) != NULL;
 
     for (uint32_t n = 0, n_w; n < a->n_w; n += n_w) {
         n_w = rows_of_block(a, n, strips ? STRIP_BLOCK_ROWS : BLOCK_ROWS);
@@ -236,15 +249,13 @@ static bool has_scales(const row_source *source)
 static row_form product_form(const cpu_kernels *k, const row_source *source, const yard_matrix *w,
                              uint32_t n_x)
 {
-    const bool codes = has_scales(source) && w->dtype == YARD_FP8_E4M3;
+    const bool many = n_x > FEW_ROWS;
 
-    if (k->fp8_dot && codes)
-        return ROW_BF16;
-    if (k->codes && codes && n_x <= FEW_ROWS && k->codes->usable())
-        return ROW_CODES;
-    return k->strips && n_x > FEW_ROWS && (w->dtype == YARD_FP8_E4M3 || w->dtype == YARD_BF16)
-               ? ROW_STRIPS
-               : ROW_PAIRS;
+    if (w->dtype == YARD_FP8_E4M3)
+        return k->fp8_dot && has_scales(source) ? ROW_BF16
+               : k->fp8_strips && many          ? ROW_QUAD_STRIPS
+                                                : ROW_QUADS;
+    return k->bf16_strips && many && w->dtype == YARD_BF16 ? ROW_PAIR_STRIPS : ROW_PAIRS;
 }
 
 x_rows yard_cpu_product_rows(const cpu_kernels *k, const row_source *source, const yard_matrix *w,
@@ -257,7 +268,6 @@ x_rows yard_cpu_product_rows(const cpu_kernels *k, const row_source *source, con
                      .ld = row_form_ld(form, w->cols),
                      .n_x = n_x,
                      .n_k = w->cols,
-                     .span = w->dtype == YARD_FP8_E4M3 ? YARD_GROUP : PANEL_K,
                      .scaled = has_scales(source),
                      .x_scale = scratch->x_scale };
 }

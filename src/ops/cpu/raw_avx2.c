@@ -22,40 +22,10 @@ INLINE float add_halves(lanes v)
     return add_eight(_mm256_add_ps(v.half[0], v.half[1]));
 }
 
-INLINE lanes scale_lanes(lanes v, float f, lanes acc)
-{
-    const __m256 fv = _mm256_set1_ps(f);
-
-    acc.half[0] = _mm256_fmadd_ps(v.half[0], fv, acc.half[0]);
-    acc.half[1] = _mm256_fmadd_ps(v.half[1], fv, acc.half[1]);
-    return acc;
-}
-
 /* A CHUNK of stored elements in pairs: [0] the odd ones, [1] the even ones. */
 typedef struct pairs {
     lanes at[2];
 } pairs;
-
-/* 16 words, a code in the high byte of each, to halves' bits: sign, exponent and mantissa one place
- * down, whose value is 2^-8 of the code's. */
-INLINE __m256i half_bits(__m256i high_codes)
-{
-    return _mm256_and_si256(_mm256_srai_epi16(high_codes, 1), _mm256_set1_epi16((short)0xbf80));
-}
-
-INLINE lanes widen_halves(__m256i halves)
-{
-    return (lanes){ { _mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
-                      _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)) } };
-}
-
-INLINE pairs load_fp8(const uint8_t *w)
-{
-    const __m256i words = _mm256_loadu_si256((const __m256i *)(const void *)w);
-
-    return (pairs){ { widen_halves(half_bits(words)),
-                      widen_halves(half_bits(_mm256_slli_epi16(words, 8))) } };
-}
 
 /* 16 bf16 values in order, as they lie in pairs. */
 INLINE void split_pairs(__m256i two, int h, pairs *p)
@@ -94,14 +64,11 @@ INLINE pairs from_plain(const __m256 v[4])
     return p;
 }
 
-/* FP8 times 2^-8. */
 INLINE pairs load_pairs(yard_dtype dtype, const uint8_t *w)
 {
     __m256 v[4];
 
     switch (dtype) {
-    case YARD_FP8_E4M3:
-        return load_fp8(w);
     case YARD_BF16:
         return load_bf16((const uint16_t *)(const void *)w);
     case YARD_F16:
@@ -117,7 +84,7 @@ INLINE pairs load_pairs(yard_dtype dtype, const uint8_t *w)
 
 INLINE size_t bytes_of(yard_dtype dtype)
 {
-    return dtype == YARD_FP8_E4M3 ? 1 : dtype == YARD_F32 ? 4 : 2;
+    return dtype == YARD_F32 ? 4 : 2;
 }
 
 /* The last elements, which fill no chunk: through a padded copy, since the stored row may end at
@@ -206,6 +173,18 @@ void yard_cpu_decode_pairs_avx2(yard_dtype dtype, const void *src, uint32_t n, f
     }
 }
 
+void yard_cpu_pairs_to_quads_avx2(float *values, uint32_t n)
+{
+    for (; n > 0; n -= CHUNK, values += CHUNK) {
+        __m256 v[4];
+
+        for (int i = 0; i < 4; i++)
+            v[i] = _mm256_loadu_ps(values + 8 * i);
+        for (int i = 0; i < 4; i++)
+            _mm256_storeu_ps(values + 8 * i, every_other(v[i % 2 * 2], v[i % 2 * 2 + 1], i / 2));
+    }
+}
+
 enum { RAW_TILE_W = 4 };
 
 INLINE void raw_step(const raw_dot_args *a, pairs p, uint32_t k, int mx, int n,
@@ -229,36 +208,13 @@ INLINE void raw_span(const raw_dot_args *a, const uint8_t *const *w, uint32_t k,
 
             /* the same columns of the next rows: the memory's own prefetchers lose a row's end */
             _mm_prefetch((const char *)(at + (size_t)nw * a->w_ld * bytes_of(dtype)), _MM_HINT_T1);
-            if (dtype != YARD_FP8_E4M3)
-                _mm_prefetch((const char *)(at + (size_t)nw * a->w_ld * bytes_of(dtype) + 64),
-                             _MM_HINT_T1);
+            _mm_prefetch((const char *)(at + (size_t)nw * a->w_ld * bytes_of(dtype) + 64),
+                         _MM_HINT_T1);
             raw_step(a, load_pairs(dtype, at), k, mx, n, lane);
         }
     if (k < end)
         for (int n = 0; n < nw; n++)
             raw_step(a, load_rest(dtype, w[n] + k * bytes_of(dtype), end - k), k, mx, n, lane);
-}
-
-INLINE void raw_scaled(const raw_dot_args *a, const uint8_t *const *w, uint32_t n0, int mx, int nw,
-                       yard_dtype dtype, lanes outer[FEW_ROWS][RAW_TILE_W])
-{
-    const float factor = dtype == YARD_FP8_E4M3 ? FP8_FACTOR : 1.0f;
-
-    for (uint32_t k = 0, group = 0; k < a->n_k; k += YARD_GROUP, group++) {
-        const uint32_t end = a->n_k - k < YARD_GROUP ? a->n_k : k + YARD_GROUP;
-        lanes lane[FEW_ROWS][RAW_TILE_W];
-
-        for (int m = 0; m < mx; m++)
-            for (int n = 0; n < nw; n++)
-                lane[m][n] = zero_lanes();
-        raw_span(a, w, k, end, mx, nw, dtype, lane);
-        for (int m = 0; m < mx; m++)
-            for (int n = 0; n < nw; n++) {
-                const float ws = a->w_scale[n0 + n][group];
-                const float f = a->x_scale ? a->x_scale[m * a->x_scale_ld + group] * ws : ws;
-                outer[m][n] = scale_lanes(lane[m][n], f * factor, outer[m][n]);
-            }
-    }
 }
 
 INLINE void raw_tile(const raw_dot_args *a, uint32_t n0, int mx, int nw, yard_dtype dtype)
@@ -271,10 +227,7 @@ INLINE void raw_tile(const raw_dot_args *a, uint32_t n0, int mx, int nw, yard_dt
     for (int m = 0; m < mx; m++)
         for (int n = 0; n < nw; n++)
             outer[m][n] = zero_lanes();
-    if (a->w_scale)
-        raw_scaled(a, w, n0, mx, nw, dtype, outer);
-    else
-        raw_span(a, w, 0, a->n_k, mx, nw, dtype, outer);
+    raw_span(a, w, 0, a->n_k, mx, nw, dtype, outer);
     for (int m = 0; m < mx; m++)
         for (int n = 0; n < nw; n++)
             a->y[m * a->y_ld + n0 + n] = add_halves(outer[m][n]);
@@ -296,19 +249,120 @@ INLINE void raw_dot_dtype(const raw_dot_args *a, yard_dtype dtype)
     if (a->n_x == 1)
         raw_rows(a, 1, 4, dtype);
     else if (a->n_x == 2)
-        raw_rows(a, 2, dtype == YARD_FP8_E4M3 ? 1 : 2, dtype); /* FP8 has sums of a group besides */
+        raw_rows(a, 2, 2, dtype);
     else if (a->n_x == 3)
         raw_rows(a, 3, dtype == YARD_BF16 ? 2 : 1, dtype);
     else
         raw_rows(a, 4, 1, dtype);
 }
 
+/* 16 words, a code in the high byte of each, to halves' bits: sign, exponent and mantissa one place
+ * down, whose value is 2^-8 of the code's. */
+INLINE __m256i half_bits(__m256i high_codes)
+{
+    return _mm256_and_si256(_mm256_srai_epi16(high_codes, 1), _mm256_set1_epi16((short)0xbf80));
+}
+
+/* lane[m] += x[m] . w at a CHUNK of columns in quads; w times 2^-8. */
+INLINE void fp8_chunk(const raw_dot_args *a, const uint8_t *w, uint32_t k, int mx,
+                      __m256 lane[FEW_ROWS])
+{
+    /* quads of 128 bits each, then first halves in front */
+    const __m256i words = _mm256_permute4x64_epi64(
+        codes_in_quads(_mm256_loadu_si256((const __m256i *)(const void *)w)), 0xd8);
+    __m256i halves[2] = { half_bits(words), half_bits(_mm256_slli_epi16(words, 8)) };
+
+    if (mx == 1)
+        __asm__("" : "+m"(halves)); /* from memory a conversion takes no shuffle */
+    for (int v = 0; v < 4; v++) {
+        const __m256 wv = _mm256_cvtph_ps(((const __m128i *)(const void *)&halves[v % 2])[v / 2]);
+
+        for (int m = 0; m < mx; m++)
+            lane[m] = _mm256_fmadd_ps(
+                _mm256_loadu_ps(a->x + m * a->x_ld + k + (uint32_t)(SCALED_LANES * v)), wv,
+                lane[m]);
+    }
+}
+
+/* A group of columns, or less, of nw rows of w. */
+INLINE void fp8_group(const raw_dot_args *a, const uint8_t *const *w, uint32_t k, int mx, int nw,
+                      __m256 lane[RAW_TILE_W][FEW_ROWS])
+{
+    const uint32_t end = a->n_k - k < YARD_GROUP ? a->n_k : k + YARD_GROUP;
+
+    for (int n = 0; n < nw; n++)
+        for (int m = 0; m < mx; m++)
+            lane[n][m] = _mm256_setzero_ps();
+    for (; k + CHUNK <= end; k += CHUNK)
+        for (int n = 0; n < nw; n++) {
+            const uint8_t *at = w[n] + k;
+
+            _mm_prefetch((const char *)(at + (size_t)nw * a->w_ld), _MM_HINT_T1);
+            fp8_chunk(a, at, k, mx, lane[n]);
+        }
+    for (int n = 0; k < end && n < nw; n++) {
+        uint8_t last[CHUNK] = { 0 };
+
+        memcpy(last, w[n] + k, end - k);
+        fp8_chunk(a, last, k, mx, lane[n]);
+    }
+}
+
+INLINE void fp8_tile(const raw_dot_args *a, uint32_t n0, int mx, int nw)
+{
+    const uint8_t *w[RAW_TILE_W];
+    __m256 outer[RAW_TILE_W][FEW_ROWS];
+
+    for (int n = 0; n < nw; n++) {
+        w[n] = (const uint8_t *)a->w + (n0 + (uint32_t)n) * a->w_ld;
+        for (int m = 0; m < mx; m++)
+            outer[n][m] = _mm256_setzero_ps();
+    }
+    for (uint32_t k = 0, group = 0; k < a->n_k; k += YARD_GROUP, group++) {
+        __m256 lane[RAW_TILE_W][FEW_ROWS];
+
+        fp8_group(a, w, k, mx, nw, lane);
+        for (int n = 0; n < nw; n++)
+            for (int m = 0; m < mx; m++) {
+                const float ws = a->w_scale[n0 + (uint32_t)n][group];
+                const float f = a->x_scale ? a->x_scale[m * a->x_scale_ld + group] * ws : ws;
+                outer[n][m] =
+                    _mm256_fmadd_ps(lane[n][m], _mm256_set1_ps(f * FP8_FACTOR), outer[n][m]);
+            }
+    }
+    for (int n = 0; n < nw; n++)
+        for (int m = 0; m < mx; m++)
+            a->y[m * a->y_ld + n0 + (uint32_t)n] = add_eight(outer[n][m]);
+}
+
+INLINE void fp8_rows(const raw_dot_args *a, int mx, int nw)
+{
+    uint32_t n = 0;
+
+    for (; n + (uint32_t)nw <= a->n_w; n += (uint32_t)nw)
+        fp8_tile(a, n, mx, nw);
+    for (; n < a->n_w; n++)
+        fp8_tile(a, n, mx, 1);
+}
+
+/* With scales, always: unscaled FP8 does not exist in checkpoints. */
+static void raw_dot_fp8(const raw_dot_args *a)
+{
+    if (a->n_x == 1)
+        fp8_rows(a, 1, 4);
+    else if (a->n_x == 2)
+        fp8_rows(a, 2, 2);
+    else if (a->n_x == 3)
+        fp8_rows(a, 3, 2);
+    else
+        fp8_rows(a, 4, 2);
+}
+
 void yard_cpu_raw_dot_avx2(const raw_dot_args *a)
 {
-    /* Unscaled FP8 does not exist in checkpoints: the factor above relies on that. */
     switch (a->w_dtype) {
     case YARD_FP8_E4M3:
-        raw_dot_dtype(a, YARD_FP8_E4M3);
+        raw_dot_fp8(a);
         break;
     case YARD_BF16:
         raw_dot_dtype(a, YARD_BF16);

@@ -30,22 +30,27 @@ static void lay_out_row(const cpu_kernels *k, yard_dtype dtype, const void *stor
                         cpu_scratch *scratch, const x_rows *x, uint32_t m)
 {
     float *row = (float *)x->x + m * x->ld;
+    float *apart = scratch->row + pad_lanes(x->n_k); /* what is stored may be in the first */
 
     switch (x->form) {
     case ROW_BF16:
         k->codes_to_bf16(stored, x->n_k, (uint16_t *)x->x + m * x->ld);
         break;
-    case ROW_STRIPS:
-        row = scratch->row + pad_lanes(x->n_k); /* what is stored may be in the first */
-        k->decode_pairs(dtype, stored, x->n_k, row);
-        k->strips->lay_x(row, x->n_k, x->span, m, x->n_x, x->x, x->ld);
-        break;
     case ROW_PAIRS:
         k->decode_pairs(dtype, stored, x->n_k, row);
         break;
-    case ROW_CODES:
+    case ROW_QUADS:
         k->decode_pairs(dtype, stored, x->n_k, row);
-        k->codes->lay_x(row, pad_lanes(x->n_k));
+        k->pairs_to_quads(row, pad_lanes(x->n_k));
+        break;
+    case ROW_PAIR_STRIPS:
+        k->decode_pairs(dtype, stored, x->n_k, apart);
+        k->bf16_strips->lay_pairs(apart, x->n_k, m, x->n_x, x->x, x->ld);
+        break;
+    case ROW_QUAD_STRIPS:
+        k->decode_pairs(dtype, stored, x->n_k, apart);
+        k->pairs_to_quads(apart, pad_lanes(x->n_k));
+        k->fp8_strips->lay_quads(apart, x->n_k, m, x->n_x, x->x, x->ld);
         break;
     case ROW_PLAIN:
         k->convert->decode(dtype, stored, x->n_k, row);

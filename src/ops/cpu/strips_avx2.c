@@ -4,12 +4,16 @@
  * masks beside them are free, and the first cache serves one stream of whole lines at twice the
  * speed of many. So weights are widened to bf16 only, and from there in registers, and what is
  * multiplied lies in the order in which it is read. Rows of x are laid out in strips of up to
- * STRIP_ROWS, rows of w in tiles of up to TILE_ROWS; columns are cut into spans (those that share a
- * scale, or a panel's), and these into halves of the lanes (0 to 3 and 8 to 11, then the others, as
- * bytes unpack to words):
+ * STRIP_ROWS, rows of w in tiles of up to TILE_ROWS. Scaled, in quads:
  *
- *   strip  [spans, 2 halves, chunks, odd and even, rows, 8] f32
- *   tile   [spans, 2 halves, chunks, rows, 16] bf16, which widen to 8 odd and 8 even ones
+ *   strip  [chunks, 2 halves, odd and even, rows, 8] f32
+ *   tile   [chunks, 2 halves, rows, 16] bf16, which widen to 8 odd and 8 even ones
+ *   sums   [rows of x, rows of w, 8] f32
+ *
+ * Not scaled, in pairs, whose halves are half of the lanes (0 to 3 and 8 to 11, then the others):
+ *
+ *   strip  [panels, 2 halves, chunks, odd and even, rows, 8] f32
+ *   tile   [2 halves, chunks, rows, 16] bf16
  *   sums   [2 halves, rows of x, rows of w, 8] f32 */
 #include "ops/cpu/cpu.h"
 
@@ -81,7 +85,7 @@ INLINE __m256 widen_even(__m256i values)
     return even;
 }
 
-/* sum += x . w (or =, when first) at half of the lanes, for the odd or the even values of a chunk.
+/* sum += x . w (or =, when first) for the odd or the even values of half a chunk.
  * All but the pointers are compile-time constants. */
 INLINE void add_step(const float *x, const uint16_t *w, bool odd, bool first, int mx, int nw,
                      __m256 sum[STRIP_ROWS][TILE_ROWS])
@@ -104,15 +108,15 @@ INLINE void add_step(const float *x, const uint16_t *w, bool odd, bool first, in
     }
 }
 
-INLINE void add_chunk(const float *x, const uint16_t *w, bool first, int mx, int nw,
-                      __m256 sum[STRIP_ROWS][TILE_ROWS])
+INLINE void add_half(const float *x, const uint16_t *w, bool first, int mx, int nw,
+                     __m256 sum[STRIP_ROWS][TILE_ROWS])
 {
     add_step(x, w, true, first, mx, nw, sum);
     add_step(x + HALF * mx, w, false, false, mx, nw, sum);
 }
 
-/* Half of the lanes of one span, after what is in before. */
-INLINE void plain_half(const float *x, const uint16_t *w, uint32_t n_chunks, int mx, int nw,
+/* 8 lanes of so many halves of chunks, after what is in before. */
+INLINE void add_halves(const float *x, const uint16_t *w, uint32_t n, int mx, int nw,
                        const float *before, float *sums)
 {
     __m256 sum[STRIP_ROWS][TILE_ROWS];
@@ -121,8 +125,8 @@ INLINE void plain_half(const float *x, const uint16_t *w, uint32_t n_chunks, int
         sum[i / nw][i % nw] = _mm256_load_ps(before + i * HALF);
         PINNED(sum[i / nw][i % nw]);
     }
-    for (; n_chunks > 0; n_chunks--, x += 2 * HALF * mx, w += LANES * nw)
-        add_chunk(x, w, false, mx, nw, sum);
+    for (; n > 0; n--, x += 2 * HALF * mx, w += LANES * nw)
+        add_half(x, w, false, mx, nw, sum);
     for (int i = 0; i < mx * nw; i++)
         _mm256_store_ps(sums + i * HALF, sum[i / nw][i % nw]);
 }
@@ -133,24 +137,16 @@ INLINE void plain_tile(const float *x, const uint16_t *w, uint32_t n_k, int mx, 
     const uint32_t n_chunks = chunks_of(n_k);
     const int half = HALF * mx * nw;
 
-    plain_half(x, w, n_chunks, mx, nw, before, sums);
+    add_halves(x, w, n_chunks, mx, nw, before, sums);
     x += n_chunks * 2 * HALF * (size_t)mx;
     w += n_chunks * LANES * (size_t)nw;
-    plain_half(x, w, n_chunks, mx, nw, before + half, sums + half);
+    add_halves(x, w, n_chunks, mx, nw, before + half, sums + half);
 }
 
-/* Half of the lanes of a whole group, begun anew and added with its scale. A sum that starts as its
- * first product has the bits of one that starts as 0, unless it is -0, and adding either to the sum
- * of other groups gives the same: only where all of these underflowed, a 0 may have the other sign.
- * The first products are no multiply-adds: they go on beside the stores of the group before. */
-INLINE void scaled_half(const float *x, const uint16_t *w, const float *factor, int mx, int nw,
-                        const float *before, float *sums)
+/* sums = before + sum * factor */
+INLINE void add_scaled(__m256 sum[STRIP_ROWS][TILE_ROWS], const float *factor, int mx, int nw,
+                       const float *before, float *sums)
 {
-    __m256 sum[STRIP_ROWS][TILE_ROWS];
-
-    add_chunk(x, w, true, mx, nw, sum);
-    for (int c = 1; c < YARD_GROUP / CHUNK; c++)
-        add_chunk(x + c * 2 * HALF * mx, w + c * LANES * nw, false, mx, nw, sum);
     for (int m = 0; m < mx; m++) {
         const __m256 f = _mm256_broadcast_ss(factor + m);
 
@@ -161,50 +157,54 @@ INLINE void scaled_half(const float *x, const uint16_t *w, const float *factor, 
     }
 }
 
+/* A whole group, begun anew and added with its scale. A sum that starts as its first product has
+ * the bits of one that starts as 0, unless it is -0, and adding either to the sum of other groups
+ * gives the same: only where all of these underflowed, a 0 may have the other sign. The first
+ * products are no multiply-adds: they go on beside the stores of the group before. */
+INLINE void scaled_group(const float *x, const uint16_t *w, const float *factor, int mx, int nw,
+                         const float *before, float *sums)
+{
+    __m256 sum[STRIP_ROWS][TILE_ROWS];
+
+    add_half(x, w, true, mx, nw, sum);
+    for (int c = 1; c < 2 * YARD_GROUP / CHUNK; c++)
+        add_half(x + c * 2 * HALF * mx, w + c * LANES * nw, false, mx, nw, sum);
+    add_scaled(sum, factor, mx, nw, before, sums);
+}
+
 /* Columns that are less than a group. */
 INLINE void scaled_rest(const float *x, const uint16_t *w, uint32_t n_k, const float *factor,
                         int mx, int nw, const float *before, float *sums)
 {
     _Alignas(32) float part[TILE_SUMS];
+    __m256 sum[STRIP_ROWS][TILE_ROWS];
 
-    plain_tile(x, w, n_k, mx, nw, zeros, part);
-    for (int h = 0; h < 2; h++)
-        for (int m = 0; m < mx; m++)
-            for (int n = 0; n < nw; n++) {
-                const int at = ((h * mx + m) * nw + n) * HALF;
-                _mm256_store_ps(sums + at, _mm256_fmadd_ps(_mm256_load_ps(part + at),
-                                                           _mm256_broadcast_ss(factor + m),
-                                                           _mm256_load_ps(before + at)));
-            }
+    add_halves(x, w, 2 * chunks_of(n_k), mx, nw, zeros, part);
+    for (int i = 0; i < mx * nw; i++)
+        sum[i / nw][i % nw] = _mm256_load_ps(part + i * HALF);
+    add_scaled(sum, factor, mx, nw, before, sums);
 }
 
 INLINE void scaled_tile(const float *x, const uint16_t *w, uint32_t n_k, const float *factor,
                         int mx, int nw, const float *before, float *sums)
 {
-    const int x_half = YARD_GROUP / 2 * mx, w_half = YARD_GROUP / 2 * nw, half = HALF * mx * nw;
-
     for (; n_k >= YARD_GROUP; n_k -= YARD_GROUP, factor += MAX_TILE_ROWS) {
-        scaled_half(x, w, factor, mx, nw, before, sums);
-        scaled_half(x + x_half, w + w_half, factor, mx, nw, before + half, sums + half);
-        x += 2 * x_half;
-        w += 2 * w_half;
+        scaled_group(x, w, factor, mx, nw, before, sums);
+        x += YARD_GROUP * mx;
+        w += YARD_GROUP * nw;
         before = sums;
     }
     if (n_k)
         scaled_rest(x, w, n_k, factor, mx, nw, before, sums);
 }
 
-/* Lanes l with l + 8, then l + 4. */
-INLINE __m128 add_to_four(const float *first_half, const float *second_half)
+INLINE __m128 add_to_four(const float *eight)
 {
-    const __m128 low = _mm_add_ps(_mm_load_ps(first_half), _mm_load_ps(first_half + 4));
-    const __m128 high = _mm_add_ps(_mm_load_ps(second_half), _mm_load_ps(second_half + 4));
-
-    return _mm_add_ps(low, high);
+    return _mm_add_ps(_mm_load_ps(eight), _mm_load_ps(eight + 4));
 }
 
 /* y[m, n] = its sum, added pairwise: see LANES. Four rows of x at once. */
-INLINE void finish_tile(const float *sums, int mx, int nw, float *y, size_t y_ld)
+INLINE void finish_tile(const float *sums, bool scaled, int mx, int nw, float *y, size_t y_ld)
 {
     const int half = HALF * mx * nw;
 
@@ -214,7 +214,7 @@ INLINE void finish_tile(const float *sums, int mx, int nw, float *y, size_t y_ld
 
         for (int m = 0; m < mx; m++) {
             const float *at = sums + (m * nw + n) * HALF;
-            v[m] = add_to_four(at, at + half);
+            v[m] = scaled ? add_to_four(at) : _mm_add_ps(add_to_four(at), add_to_four(at + half));
         }
         low = _mm_add_ps(_mm_movelh_ps(v[0], v[1]), _mm_movehl_ps(v[1], v[0]));
         high = _mm_add_ps(_mm_movelh_ps(v[2], v[3]), _mm_movehl_ps(v[3], v[2]));
@@ -235,7 +235,7 @@ INLINE void add_tile(const strip_args *a, const float *x, const uint16_t *w, con
     else
         plain_tile(x, w, a->n_k, mx, nw, before, sums);
     if (y)
-        finish_tile(sums, mx, nw, y, a->y_ld);
+        finish_tile(sums, factor, mx, nw, y, a->y_ld);
 }
 
 /* What is left to ask for of a piece ahead: from `at` to the end of a row, and the rows after. */
@@ -277,10 +277,11 @@ INLINE void dot_strip(const strip_args *a, uint32_t m0, int mx, fetcher *f)
 {
     const float *x = a->x + m0 * a->x_ld + (size_t)a->at * (size_t)mx;
     const float *factor = a->factor ? a->factor + m0 : NULL;
-    float *sums = a->sums + (size_t)m0 * a->n_w * LANES;
+    const int lanes = factor ? SCALED_LANES : LANES;
+    float *sums = a->sums + (size_t)m0 * a->n_w * (size_t)lanes;
     const size_t w_ld = pad_lanes(a->n_k);
 
-    for (uint32_t n = 0, nw; n < a->n_w; n += nw, sums += nw * LANES * (size_t)mx) {
+    for (uint32_t n = 0, nw; n < a->n_w; n += nw, sums += nw * (size_t)(lanes * mx)) {
         const uint16_t *w = a->w + n * w_ld;
         float *y = a->y ? a->y + m0 * a->y_ld + n : NULL;
 
@@ -318,27 +319,45 @@ INLINE __m256 half_of(const float *lanes, int h)
                                 _mm_loadu_ps(lanes + HALF + 4 * h), 1);
 }
 
-/* Pairs of row m of n_x into its strip. */
-static void lay_x(const float *pairs, uint32_t n_k, uint32_t span, uint32_t m, uint32_t n_x,
-                  float *x, size_t x_ld)
+/* Where row m of n_x begins in its strip, and how far its next 8 values are. */
+static float *strip_row(uint32_t m, uint32_t n_x, float *x, size_t x_ld, uint32_t *step)
 {
     uint32_t first = 0, mx = strip_rows(n_x);
-    float *at;
 
     while (m >= first + mx) {
         first += mx;
         mx = strip_rows(n_x - first);
     }
-    at = x + first * x_ld + (m - first) * (size_t)HALF;
-    for (uint32_t k = 0; k < n_k; k += span) {
-        const uint32_t n_chunks = chunks_of(n_k - k < span ? n_k - k : span);
+    *step = HALF * mx;
+    return x + first * x_ld + (m - first) * (size_t)HALF;
+}
+
+static void lay_quads(const float *quads, uint32_t n_k, uint32_t m, uint32_t n_x, float *x,
+                      size_t x_ld)
+{
+    uint32_t step;
+    float *at = strip_row(m, n_x, x, x_ld, &step);
+
+    for (uint32_t i = 0; i < chunks_of(n_k) * CHUNK; i += HALF, at += step)
+        _mm256_store_ps(at, _mm256_loadu_ps(quads + i));
+}
+
+static void lay_pairs(const float *pairs, uint32_t n_k, uint32_t m, uint32_t n_x, float *x,
+                      size_t x_ld)
+{
+    uint32_t step;
+    float *at = strip_row(m, n_x, x, x_ld, &step);
+
+    for (uint32_t k = 0; k < n_k; k += PANEL_K) {
+        const uint32_t n_chunks = chunks_of(n_k - k < PANEL_K ? n_k - k : PANEL_K);
 
         for (int h = 0; h < 2; h++)
-            for (uint32_t i = 0; i < 2 * n_chunks; i++, at += HALF * (size_t)mx)
+            for (uint32_t i = 0; i < 2 * n_chunks; i++, at += step)
                 _mm256_store_ps(at, half_of(pairs + k + i * LANES, h));
     }
 }
 
+/* The halves of a chunk, `half` elements apart. */
 INLINE void store_chunk(bf16_chunk chunk, uint32_t half, uint16_t *w)
 {
     _mm256_store_si256((__m256i *)(void *)w, chunk.half[0]);
@@ -351,40 +370,32 @@ INLINE bf16_chunk load_chunk(const code_tables *t, yard_dtype dtype, const uint8
     bf16_chunk chunk;
 
     if (dtype == YARD_FP8_E4M3)
-        return widen_codes(t, _mm256_loadu_si256((const __m256i *)(const void *)src));
+        return widen_codes(t,
+                           codes_in_quads(_mm256_loadu_si256((const __m256i *)(const void *)src)));
     for (int h = 0; h < 2; h++)
         chunk.half[h] = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(at + h)),
                                                 _mm_loadu_si128(at + 2 + h), 1);
     return chunk;
 }
 
-/* n_k columns of a span of nw rows, which lie src_ld bytes apart, become a tile's. */
-INLINE void lay_span(const code_tables *t, yard_dtype dtype, const uint8_t *src, size_t src_ld,
+/* n_k columns of nw rows, which lie src_ld bytes apart, become a tile. */
+INLINE void lay_tile(const code_tables *t, yard_dtype dtype, const uint8_t *src, size_t src_ld,
                      uint32_t n_k, uint32_t nw, uint16_t *w)
 {
-    const uint32_t bytes = dtype == YARD_FP8_E4M3 ? 1 : 2, half = chunks_of(n_k) * LANES * nw;
+    const bool scaled = dtype == YARD_FP8_E4M3;
+    const uint32_t bytes = scaled ? 1 : 2;
+    const uint32_t half = (scaled ? 1 : chunks_of(n_k)) * LANES * nw;
+    const uint32_t chunk = (scaled ? 2 : 1) * LANES * nw;
 
-    for (; n_k >= CHUNK; n_k -= CHUNK, src += CHUNK * bytes)
-        for (uint32_t n = 0; n < nw; n++, w += LANES)
-            store_chunk(load_chunk(t, dtype, src + n * src_ld), half, w);
+    for (; n_k >= CHUNK; n_k -= CHUNK, src += CHUNK * bytes, w += chunk)
+        for (uint32_t n = 0; n < nw; n++)
+            store_chunk(load_chunk(t, dtype, src + n * src_ld), half, w + n * LANES);
     /* through a padded copy: the stored row may end at the end of the mapping */
-    for (uint32_t n = 0; n_k && n < nw; n++, w += LANES) {
+    for (uint32_t n = 0; n_k && n < nw; n++) {
         uint8_t last[2 * CHUNK] = { 0 };
 
         memcpy(last, src + n * src_ld, n_k * bytes);
-        store_chunk(load_chunk(t, dtype, last), half, w);
-    }
-}
-
-INLINE void lay_tile(const code_tables *t, const strip_source *s, yard_dtype dtype,
-                     const uint8_t *src, uint32_t nw, uint16_t *w)
-{
-    const uint32_t bytes = dtype == YARD_FP8_E4M3 ? 1 : 2;
-
-    for (uint32_t k = 0; k < s->n_k; k += s->span, w += (size_t)s->span * nw) {
-        const uint32_t left = s->n_k - k;
-        lay_span(t, dtype, src + (size_t)k * bytes, s->ld_bytes, left < s->span ? left : s->span,
-                 nw, w);
+        store_chunk(load_chunk(t, dtype, last), half, w + n * LANES);
     }
 }
 
@@ -397,11 +408,11 @@ INLINE void lay_dtype(const strip_source *s, yard_dtype dtype, uint16_t *w)
 
         nw = tile_rows(s->n_w - n);
         if (nw == 3)
-            lay_tile(&t, s, dtype, src, 3, w);
+            lay_tile(&t, dtype, src, s->ld_bytes, s->n_k, 3, w);
         else if (nw == 2)
-            lay_tile(&t, s, dtype, src, 2, w);
+            lay_tile(&t, dtype, src, s->ld_bytes, s->n_k, 2, w);
         else
-            lay_tile(&t, s, dtype, src, 1, w);
+            lay_tile(&t, dtype, src, s->ld_bytes, s->n_k, 1, w);
     }
 }
 
@@ -413,6 +424,8 @@ static void lay_w(const strip_source *s, uint16_t *w)
         lay_dtype(s, YARD_BF16, w);
 }
 
-const strip_kernels yard_cpu_strips_avx2 = { .lay_x = lay_x, .lay_w = lay_w, .dot = dot };
+const strip_kernels yard_cpu_strips_avx2 = {
+    .lay_quads = lay_quads, .lay_pairs = lay_pairs, .lay_w = lay_w, .dot = dot
+};
 
 #endif

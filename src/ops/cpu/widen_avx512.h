@@ -48,16 +48,16 @@ INLINE code_tables load_code_tables(void)
                       { bytes_of_words(bf16_of_code, 1), bytes_of_words(bf16_of_code + 64, 1) } };
 }
 
-/* STEP codes as bf16, in order. */
+/* STEP codes as bf16: of each four codes the first two, then the others. */
 typedef struct bf16_step {
     __m512i at[2];
 } bf16_step;
 
 INLINE bf16_step widen_codes(const code_tables *t, __m512i codes)
 {
-    /* unpacking works within 128 bits: quarters change places so that it leaves them in order */
-    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-    const __m512i c = _mm512_permutexvar_epi64(order, codes);
+    const __m512i order =
+        _mm512_broadcast_i32x4(_mm_set_epi64x(0x0f0e0b0a07060302, 0x0d0c090805040100));
+    const __m512i c = _mm512_shuffle_epi8(codes, order);
     const __m512i low = _mm512_permutex2var_epi8(t->low[0], c, t->low[1]);
     const __m512i high = _mm512_permutex2var_epi8(t->high[0], c, t->high[1]);
     /* high | (c & 0x80) */

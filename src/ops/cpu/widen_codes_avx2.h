@@ -32,6 +32,15 @@ INLINE code_tables load_code_tables(void)
     };
 }
 
+/* So that widening gives a CHUNK in quads: of each four codes the first two, then the others. */
+INLINE __m256i codes_in_quads(__m256i codes)
+{
+    const __m256i order = _mm256_set_epi64x(0x0f0e0b0a07060302, 0x0d0c090805040100,
+                                            0x0f0e0b0a07060302, 0x0d0c090805040100);
+
+    return _mm256_shuffle_epi8(codes, order);
+}
+
 /* A CHUNK of values: the first and third eight of them, the second and fourth. */
 typedef struct bf16_chunk {
     __m256i half[2];
