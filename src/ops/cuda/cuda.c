@@ -102,8 +102,7 @@ static size_t workspace_bytes(const yard_ops_config *config)
     const yard_ops_limits *limits = &config->limits;
 
     return partial_bytes + arrivals_bytes + yard_cuda_attention_bytes(limits) +
-           (limits->max_vocab > 0 ? yard_cuda_sample_bytes(limits->max_tokens, limits->max_vocab)
-                                  : 0);
+           (limits->max_vocab > 0 ? yard_cuda_sample_bytes(limits->max_tokens) : 0);
 }
 
 static yard_status open_workspace(cuda_stream *s, yard_error *err)
@@ -147,9 +146,8 @@ static yard_status open_stream(yard_stream *out, const yard_ops_config *config, 
     if (st == YARD_OK)
         st = yard_cuda_moe_open(err);
     if (st == YARD_OK)
-        st = s->limits.max_vocab > 0
-                 ? yard_cuda_sample_open(&s->sample, s->limits.max_tokens, s->limits.max_vocab, err)
-                 : YARD_OK;
+        st = s->limits.max_vocab > 0 ? yard_cuda_sample_open(&s->sample, s->limits.max_tokens, err)
+                                     : YARD_OK;
     if (st == YARD_OK)
         st = yard_cuda_attention_open(s, err);
     if (st == YARD_OK)

@@ -43,7 +43,6 @@ static __device__ __forceinline__ piece piece_at(const sample_args &n, const cut
     w.slice = idx % c.n_slices;
     w.first = min(w.slice * c.slice, n.a.n_vocab);
     w.n = min(c.slice, n.a.n_vocab - w.first);
-    w.codes = n.codes + (size_t)slot * n.n_codes + w.first;
     return w;
 }
 
@@ -59,7 +58,7 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS, LOOK_BLOCKS)
     }
 }
 
-/* Backwards, also within slices: the cache holds what the first kernel has read last. */
+/* Backwards: the cache holds what the first kernel has read last. */
 static __global__ void __launch_bounds__(SAMPLE_THREADS, WEIGH_BLOCKS)
     sample_weigh_kernel(const __grid_constant__ sample_args n)
 {
@@ -92,26 +91,18 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS, GATHER_BLOCKS)
 /* Rows that may be sampled by one round of the kernels. */
 enum { MAX_SLOTS = 512 };
 
-/* Codes of a row: whole vectors. */
-static uint32_t row_codes(uint32_t n_vocab)
+size_t yard_cuda_sample_bytes(uint32_t max_rows)
 {
-    return yard_ceil_div(n_vocab, CODES_EACH) * CODES_EACH;
+    return min(max_rows, (uint32_t)MAX_SLOTS) * sizeof(sample_slot);
 }
 
-size_t yard_cuda_sample_bytes(uint32_t max_rows, uint32_t max_vocab)
+yard_status yard_cuda_sample_open(yard_sample_space *space, uint32_t max_rows, yard_error *err)
 {
-    return min(max_rows, (uint32_t)MAX_SLOTS) * (sizeof(sample_slot) + row_codes(max_vocab));
-}
-
-yard_status yard_cuda_sample_open(yard_sample_space *space, uint32_t max_rows, uint32_t max_vocab,
-                                  yard_error *err)
-{
-    const size_t n_bytes = yard_cuda_sample_bytes(max_rows, max_vocab);
+    const size_t n_bytes = yard_cuda_sample_bytes(max_rows);
     int device = 0, n_processors = 0;
     cudaError_t code = cudaGetDevice(&device);
 
     space->max_rows = max_rows;
-    space->max_vocab = max_vocab;
     if (code == cudaSuccess)
         code = cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, device);
     if (code == cudaSuccess)
@@ -151,19 +142,16 @@ yard_status yard_cuda_sample_launch(const yard_sample_args *a, const yard_sample
 {
     const uint32_t n_slots = min(space->max_rows, (uint32_t)MAX_SLOTS);
     const uint32_t n_blocks = min(n_slots * MAX_SLICES, space->n_room);
-    const uint32_t max_vocab = min(space->max_vocab, (uint32_t)MAX_SLICES * MAX_SLICE);
     sample_args n = {};
     yard_status st = YARD_OK;
 
     if (!space->slots)
         return yard_fail(err, YARD_EINVAL, "sample: want max_vocab above 0 in the limits, got 0");
-    if (a->n_vocab == 0 || a->n_vocab > max_vocab)
-        return yard_fail(err, YARD_EINVAL, "sample: want 1 to %u ids, got %u", max_vocab,
-                         a->n_vocab);
+    if (a->n_vocab == 0 || a->n_vocab > MAX_SLICES * MAX_SLICE)
+        return yard_fail(err, YARD_EINVAL, "sample: want 1 to %d ids, got %u",
+                         MAX_SLICES * MAX_SLICE, a->n_vocab);
     n.a = *a;
     n.slots = (sample_slot *)space->slots;
-    n.codes = (uint8_t *)(n.slots + n_slots);
-    n.n_codes = row_codes(a->n_vocab);
     n.n_slots = n_slots;
     n.wide = (uintptr_t)a->logits % 16 == 0 && a->n_vocab % 4 == 0;
     set_cuts(&n, space->n_room);

@@ -24,14 +24,11 @@ enum {
     ALL_BINS = BINS + WARP_LANES, /* and for each lane one of what belongs into none */
     LISTED = BINS,                /* candidates that are put in order */
     MAX_SLICES = 32,
-    MAX_SLICE = 15 * 4096, /* logits; fewer than 2^16 */
+    MAX_SLICE = 15 * 4096, /* logits */
     CUTS = 8,
     LIMB_BITS = 16,
     LIMBS = 2,
-    NEAR = 2 * (LIMBS + 1) * ALL_BINS,
-    MAX_RANGES = 3,
-    CODE_BITS = 7,
-    CODES_EACH = 16 /* a thread reads at once */
+    MAX_RANGES = 3
 };
 
 /* Probabilities as bits, which are ordered as they are. */
@@ -55,7 +52,6 @@ typedef struct alignas(16) slice_weighed {
 /* Probabilities [low, top], as bits, of which all candidates are gathered. */
 typedef struct gather_range {
     uint32_t top, low;
-    uint32_t first_code, last_code; /* in each byte */
     uint64_t before; /* what weighs more than the range, less what earlier ranges weigh */
 } gather_range;
 
@@ -94,8 +90,6 @@ struct alignas(128) sample_slot {
 typedef struct sample_args {
     yard_sample_args a;
     sample_slot *slots;
-    uint8_t *codes;          /* of the rows that have slots: in which bins their logits lie */
-    uint32_t n_codes;        /* a row */
     uint32_t first, n_slots; /* rows from `first` on that have slots */
     bool wide;               /* rows are whole vectors */
     struct {
@@ -109,7 +103,6 @@ typedef struct piece {
     uint32_t row, slice, n_slices;
     uint32_t first, n; /* logits */
     sample_slot *slot;
-    uint8_t *codes;
 } piece;
 
 struct alignas(16) sample_shared {
@@ -126,12 +119,11 @@ struct alignas(16) sample_shared {
             uint64_t rank[LISTED];
             uint32_t id[LISTED];
         };
-        uint16_t near[NEAR]; /* of a slice's logits, those that may be candidates in question */
         uint32_t words[(LIMBS + 1) * ALL_BINS]; /* counters of ids, and to clear all */
     };
     uint64_t partial[SAMPLE_WARPS];
     uint32_t n_partial[SAMPLE_WARPS];
-    uint32_t n_listed;
+    uint32_t n_listed, first_listed;
 };
 
 /* A function and not a pointer in the pieces: so the compiler sees shared memory in every access.
@@ -282,25 +274,24 @@ struct part_of_batch {
 };
 
 /* Calls fn(vectors, first logit of the first, which there are) for n logits, minus infinity where
- * there is none. BACKWARD: the last whole batches first. */
-template <bool BACKWARD = false, typename FN>
+ * there is none. */
+template <typename FN>
 static __device__ __forceinline__ void each_batch(const float *logits, uint32_t n, bool wide, FN fn)
 {
     const float none = -CUDART_INF_F;
-    const uint32_t n_whole = wide ? n / (BATCH_STEP * BATCH) : 0;
+    uint32_t at = threadIdx.x * 4;
     float4 x[BATCH];
 
-    for (uint32_t b = 0; b < n_whole; b++) {
-        const uint32_t batch = BACKWARD ? n_whole - 1 - b : b;
-        const uint32_t at = threadIdx.x * 4 + batch * BATCH_STEP * BATCH;
-        const float4 *from = (const float4 *)(logits + at);
+    if (wide)
+        for (uint32_t begin = 0; begin + BATCH_STEP * BATCH <= n; begin += BATCH_STEP * BATCH) {
+            const float4 *from = (const float4 *)(logits + at);
 #pragma unroll
-        for (uint32_t l = 0; l < BATCH; l++)
-            x[l] = from[l * SAMPLE_THREADS];
-        fn(x, at, whole_batch{});
-    }
-    for (uint32_t at = threadIdx.x * 4 + n_whole * BATCH_STEP * BATCH; at < n;
-         at += BATCH_STEP * BATCH) {
+            for (uint32_t l = 0; l < BATCH; l++)
+                x[l] = from[l * SAMPLE_THREADS];
+            fn(x, at, whole_batch{});
+            at += BATCH_STEP * BATCH;
+        }
+    for (; at < n; at += BATCH_STEP * BATCH) {
 #pragma unroll
         for (uint32_t l = 0; l < BATCH; l++) {
             const uint32_t i = at + l * BATCH_STEP;

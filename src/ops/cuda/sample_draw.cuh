@@ -1,5 +1,4 @@
-/* The third kernel: the candidates in question, found by the codes of their bins, in order, and the
- * one that is drawn. */
+/* The third kernel: the candidates in question, in order, and the one that is drawn. */
 #ifndef YARD_OPS_CUDA_SAMPLE_DRAW_CUH
 #define YARD_OPS_CUDA_SAMPLE_DRAW_CUH
 
@@ -65,11 +64,7 @@ static __device__ __forceinline__ void sort_list(uint32_t n)
                     m->id[b] = id;
                 }
             }
-            const uint32_t next = step > 1 ? step / 2 : run;
-            if (max(step, next) > WARP_LANES)
-                __syncthreads(); /* a step's pairs are not the next one's */
-            else
-                __syncwarp(); /* both lie in what the warp's 32 pairs are made of */
+            __syncthreads(); /* a step's pairs are not the next one's */
         }
 }
 
@@ -114,28 +109,27 @@ static __device__ __forceinline__ found_candidate candidate_at(uint32_t i, uint3
 /* As the definition goes: find(wanted sum, 0) or find(0, k) is the candidate at which the sum is
  * reached, or the k-th. */
 template <typename FN>
-static __device__ __forceinline__ found_candidate draw(const yard_sample_params &p,
+static __device__ __forceinline__ found_candidate draw(const yard_sample_row *row,
                                                        const row_choice &c, FN find)
 {
-    const uint64_t enough_for_min_p = c.enough_for_min_p;
-    const double uniform = c.uniform;
+    const yard_sample_params *p = &row->params;
     uint64_t kept = c.all;
     found_candidate x;
 
-    if (p.top_k > 0 && c.n > (uint32_t)p.top_k) {
-        x = find(0, (uint32_t)p.top_k);
+    if (p->top_k > 0 && c.n > (uint32_t)p->top_k) {
+        x = find(0, (uint32_t)p->top_k);
         if (!x.found)
             return x;
         kept = x.upto;
     }
-    if (p.top_p < 1.0f) {
-        x = find(wanted_by_top_p(p.top_p, kept), 0);
+    if (p->top_p < 1.0f) {
+        x = find(wanted_by_top_p(p->top_p, kept), 0);
         if (!x.found)
             return x;
         kept = x.upto;
     }
-    kept = kept_by_min_p(p.min_p, enough_for_min_p, kept);
-    return find(wanted_by_draw(uniform, kept), 0);
+    kept = kept_by_min_p(p->min_p, c.enough_for_min_p, kept);
+    return find(wanted_by_draw(c.uniform, kept), 0);
 }
 
 /* From the row's list. */
@@ -144,17 +138,13 @@ static __device__ __forceinline__ found_candidate draw_from_list(const sample_ar
                                                                  const row_choice &c)
 {
     sample_shared *m = shared();
-    const yard_sample_params p = n.a.rows[w.row].params; /* asked for together with the list */
     const uint32_t n_listed = w.slot->n_listed;
-    /* Asked for before it is known how many there are. */
-    const uint64_t rank = w.slot->list_rank[threadIdx.x];
-    const uint32_t id = w.slot->list_id[threadIdx.x];
 
     if (n_listed > LISTED)
         return found_candidate{};
     for (uint32_t i = threadIdx.x; i < n_listed; i += SAMPLE_THREADS) {
-        m->rank[i] = i < SAMPLE_THREADS ? rank : w.slot->list_rank[i];
-        m->id[i] = i < SAMPLE_THREADS ? id : w.slot->list_id[i];
+        m->rank[i] = w.slot->list_rank[i];
+        m->id[i] = w.slot->list_id[i];
     }
     sort_list(n_listed);
     sum_list(n_listed, [&](uint32_t e) {
@@ -162,7 +152,7 @@ static __device__ __forceinline__ found_candidate draw_from_list(const sample_ar
                : e >= c.range[1].low || c.n_ranges < 3 ? c.range[1].before
                                                        : c.range[2].before;
     });
-    return draw(p, c, [&](uint64_t wanted, uint32_t k) {
+    return draw(&n.a.rows[w.row], c, [&](uint64_t wanted, uint32_t k) {
         return candidate_at(k > 0 ? c.last_of_top_k
                                   : first_to_reach(m->upto, (unsigned long long)wanted),
                             n_listed);
@@ -275,13 +265,19 @@ static __device__ __noinline__ found_candidate find_in_row(const sample_args &n,
 
 /* gathering */
 
-/* The bytes of a word of codes that lie in a span of them, by their top bits. Sevens of bits are
- * compared side by side: a byte's top bit stays set if what is taken from it is no larger. */
-static __device__ __forceinline__ uint32_t in_span(uint32_t codes, uint32_t first, uint32_t last)
+/* Limits of logit - largest within which a range's candidates lie, and a few others. */
+static __device__ __forceinline__ float2 limits_of(uint32_t top, uint32_t low, float per)
 {
-    const uint32_t top = 0x80808080u;
+    const float margin = 3e-5f;
 
-    return ((codes | top) - first) & ((last | top) - (codes & ~top)) & ~codes & top;
+    return make_float2((__logf(__uint_as_float(low)) - margin) / per,
+                       top == one_bits ? CUDART_INF_F
+                                       : (__logf(__uint_as_float(top)) + margin) / per);
+}
+
+static __device__ __forceinline__ bool is_in(const float2 &limits, float x)
+{
+    return x >= limits.x && x <= limits.y;
 }
 
 /* Whether all candidates of the probability are gathered. */
@@ -296,70 +292,49 @@ static __device__ __forceinline__ bool is_gathered(const row_choice &c, float e)
     return in;
 }
 
-/* Lists the slice's logits whose codes say that they may be candidates of the ranges. Returns how
- * many there are, also those for which there is no room. */
-static __device__ __forceinline__ uint32_t list_near(const piece &w, const row_choice &c)
-{
-    enum { BATCH_CODES = SAMPLE_THREADS * CODES_EACH };
-    sample_shared *m = shared();
-    const uint32_t top_first = c.range[0].first_code, top_last = c.range[0].last_code;
-    /* Of three, the last two and what is between. */
-    const uint32_t rest_first = c.range[c.n_ranges > 1].first_code;
-    const uint32_t rest_last = c.range[c.n_ranges - 1].last_code;
-
-    begin_list();
-    for (uint32_t begin = threadIdx.x * CODES_EACH; begin < w.n; begin += BATCH * BATCH_CODES) {
-        uint4 x[BATCH];
-#pragma unroll
-        for (uint32_t l = 0; l < BATCH; l++)
-            x[l] = begin + l * BATCH_CODES < w.n
-                       ? *(const uint4 *)(w.codes + begin + l * BATCH_CODES)
-                       : make_uint4(~0u, ~0u, ~0u, ~0u);
-#pragma unroll
-        for (uint32_t l = 0; l < BATCH; l++) {
-            const uint32_t word[4] = { x[l].x, x[l].y, x[l].z, x[l].w };
-            uint32_t in = 0; /* a bit a code */
-#pragma unroll
-            for (uint32_t i = 0; i < 4; i++)
-                in |= (in_span(word[i], top_first, top_last) |
-                       in_span(word[i], rest_first, rest_last)) >>
-                      (7 - i);
-            for (; in != 0; in &= in - 1) {
-                const uint32_t bit = (uint32_t)__ffs((int)in) - 1;
-                const uint32_t at = begin + l * BATCH_CODES + bit % 8 * 4 + bit / 8;
-                const uint32_t place = at < w.n ? atomicAdd(&m->n_listed, 1u) : (uint32_t)NEAR;
-                if (place < NEAR)
-                    m->near[place] = (uint16_t)at;
-            }
-        }
-    }
-    __syncthreads(); /* the list is complete */
-    return m->n_listed;
-}
-
 /* The slice's candidates of the ranges to the row's list: first which may be, then which are. */
 static __device__ __forceinline__ void gather_slice(const sample_args &n, const piece &w,
                                                     const row_scale &scale, const row_choice &c)
 {
+    sample_shared *m = shared();
     const float *slice = slice_of(n, w);
-    const float largest = scale.largest, per = scale.per;
-    const uint32_t n_near = list_near(w, c);
+    const float largest = scale.largest;
+    const float2 first = limits_of(c.range[0].top, c.range[0].low, scale.per);
+    const uint32_t last_low = c.n_ranges == 2 ? c.range[1].low : c.range[2].low;
+    const float2 others = /* of three, the last two and what is between */
+        c.n_ranges == 1 ? first : limits_of(c.range[1].top, last_low, scale.per);
 
-    if (n_near > NEAR) {
-        if (threadIdx.x == 0)
-            atomicAdd(&w.slot->n_listed, (uint32_t)LISTED + 1); /* no room */
-        return;
-    }
-    for (uint32_t i = threadIdx.x; i < n_near; i += SAMPLE_THREADS) {
-        const uint32_t at = shared()->near[i];
-        const float logit = slice[at];
-        const float e = exp_between(exponent_of(logit, largest, per));
-        const uint32_t place =
-            is_gathered(c, e) ? atomicAdd(&w.slot->n_listed, 1u) : (uint32_t)LISTED;
-        if (place < LISTED) {
-            w.slot->list_rank[place] = rank_of(e, logit);
-            w.slot->list_id[place] = w.first + at;
+    begin_list();
+    each_batch(slice, w.n, n.wide, [&](const float4(&x)[BATCH], uint32_t at, auto) {
+        uint32_t in = 0; /* a bit a logit: seldom one is set */
+#pragma unroll
+        for (uint32_t l = 0; l < BATCH; l++) {
+            const float v[4] = { x[l].x, x[l].y, x[l].z, x[l].w };
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++)
+                if (is_in(first, v[i] - largest) | is_in(others, v[i] - largest))
+                    in |= 1u << (4 * l + i);
         }
+        for (; in != 0; in &= in - 1) {
+            const uint32_t bit = (uint32_t)__ffs((int)in) - 1;
+            const uint32_t i = at + bit / 4 * BATCH_STEP + bit % 4;
+            const uint32_t place = i < w.n ? atomicAdd(&m->n_listed, 1u) : (uint32_t)LISTED;
+            if (place < LISTED)
+                m->id[place] = i;
+        }
+    });
+    __syncthreads(); /* the list is complete */
+    const uint32_t n_mine = m->n_listed;
+    if (threadIdx.x == 0)
+        m->first_listed = n_mine > 0 ? atomicAdd(&w.slot->n_listed, n_mine) : 0;
+    __syncthreads();
+    const uint32_t to = m->first_listed;
+    for (uint32_t i = threadIdx.x; i < n_mine && to + i < LISTED; i += SAMPLE_THREADS) {
+        const float logit = slice[m->id[i]];
+        const float e = exp_between(exponent_of(logit, largest, scale.per));
+        w.slot->list_rank[to + i] =
+            is_gathered(c, e) ? rank_of(e, logit) : 0; /* none: behind all */
+        w.slot->list_id[to + i] = w.first + m->id[i];
     }
 }
 
@@ -379,7 +354,7 @@ static __device__ __forceinline__ void gather(const sample_args &n, const piece 
         x = draw_from_list(n, w, c);
     }
     if (!x.found)
-        x = draw(n.a.rows[w.row].params, c, [&](uint64_t wanted, uint32_t k) {
+        x = draw(&n.a.rows[w.row], c, [&](uint64_t wanted, uint32_t k) {
             return find_in_row(n, w, c.scale, wanted, k);
         });
     if (threadIdx.x == 0) {

@@ -5,7 +5,7 @@
 
 #include "ops/cuda/sample.cuh"
 
-enum { BINS_EACH = BINS / SAMPLE_THREADS, CODE_SHIFT = BIN_BITS - CODE_BITS };
+enum { BINS_EACH = BINS / SAMPLE_THREADS };
 
 /* what is wanted, as the definition says; all of these grow with `kept` */
 
@@ -98,19 +98,6 @@ static __device__ __forceinline__ uint64_t add_in_block(uint64_t x)
     return x;
 }
 
-/* The bins of four logits to the precision of a byte each. Of those that have no bin, the byte's
- * top bit is set. */
-static __device__ __forceinline__ uint32_t codes_of(const uint32_t (&bin)[4])
-{
-    return __byte_perm((bin[0] | bin[1] << 16) >> CODE_SHIFT, (bin[2] | bin[3] << 16) >> CODE_SHIFT,
-                       0x6420);
-}
-
-static __device__ __forceinline__ uint32_t in_each_byte(uint32_t bin)
-{
-    return (bin >> CODE_SHIFT) * 0x01010101u;
-}
-
 /* MORE: top-k or min-p need more than sums, or there is an infinity. What has no bin is added to
  * the lane's, without a branch: some lanes of most warps have something to add. */
 template <bool MORE>
@@ -122,16 +109,14 @@ static __device__ __forceinline__ slice_weighed weigh_slice(const sample_args &n
     const uint32_t no_bin = BINS + lane_of();
     const uint64_t least =
         (uint64_t)ceil((double)n.a.rows[w.row].params.min_p * (double)first_weight);
-    const float *slice = slice_of(n, w);
     slice_weighed sums = {};
     uint32_t n_candidates = 0;
     uint64_t enough = 0;
 
-    each_batch<true>(slice, w.n, n.wide, [&](const float4(&x)[BATCH], uint32_t at, auto there) {
+    each_batch(slice_of(n, w), w.n, n.wide, [&](const float4(&x)[BATCH], uint32_t, auto) {
 #pragma unroll
         for (uint32_t l = 0; l < BATCH; l++) {
             const float v[4] = { x[l].x, x[l].y, x[l].z, x[l].w };
-            uint32_t bin[4];
 #pragma unroll
             for (int c = 0; c < 4; c++) {
                 const float e = exp_between(exponent_of<!MORE>(v[c], scale.largest, scale.per));
@@ -139,7 +124,6 @@ static __device__ __forceinline__ slice_weighed weigh_slice(const sample_args &n
                 const uint32_t b = min((one_bits - bits) >> bins.shift, no_bin);
                 uint32_t high, low;
 
-                bin[c] = b;
                 digits_of(e, &high, &low);
                 atomicAdd(&m->limb[0][b], low);
                 atomicAdd(&m->limb[1][b], high);
@@ -151,8 +135,6 @@ static __device__ __forceinline__ slice_weighed weigh_slice(const sample_args &n
                     enough += weight >= least ? weight : 0;
                 }
             }
-            if (there.has(l * BATCH_STEP))
-                *(uint32_t *)(w.codes + at + l * BATCH_STEP) = codes_of(bin);
         }
     });
     if (MORE) {
@@ -306,32 +288,34 @@ static __device__ __forceinline__ uint32_t join_spans(bin_span *span, uint32_t n
 
 /* In the first warp, over summed bins: what has to be gathered. Before the candidates are known,
  * what is kept is known within a bin, and so is what follows from it. */
-static __device__ __forceinline__ void choose_ranges(const yard_sample_params &p,
+static __device__ __forceinline__ void choose_ranges(const sample_args &n, const piece &w,
                                                      const bin_set &bins, row_choice *c)
 {
     const sample_shared *m = shared();
+    const yard_sample_row *row = &n.a.rows[w.row];
+    const yard_sample_params *p = &row->params;
     const uint32_t shift = bins.shift;
-    const double u = c->uniform;
+    const double u = c->uniform = uniform_of(row);
     uint64_t least = c->all, most = c->all, passed = 0;
     uint32_t n_spans = 0, n_passed = 0, bin_of_k = BINS;
     bin_span span[MAX_RANGES];
 
-    if (p.top_k > 0 && c->n > (uint32_t)p.top_k) {
-        bin_of_k = min(first_to_reach(m->n_upto, (uint32_t)p.top_k), (uint32_t)BINS - 1);
+    if (p->top_k > 0 && c->n > (uint32_t)p->top_k) {
+        bin_of_k = min(first_to_reach(m->n_upto, (uint32_t)p->top_k), (uint32_t)BINS - 1);
         span[n_spans++] = { bin_of_k, bin_of_k };
         least = before_bin(bin_of_k) + 1;
         most = m->upto[bin_of_k];
     }
-    if (p.top_p < 1.0f) {
-        least = wanted_by_top_p(p.top_p, least);
+    if (p->top_p < 1.0f) {
+        least = wanted_by_top_p(p->top_p, least);
         const uint32_t first = first_to_reach(m->upto, (unsigned long long)least);
         const uint32_t last =
-            first_to_reach(m->upto, (unsigned long long)wanted_by_top_p(p.top_p, most));
+            first_to_reach(m->upto, (unsigned long long)wanted_by_top_p(p->top_p, most));
         span[n_spans++] = { first, last };
         most = last < BINS ? m->upto[last] : most;
     }
-    least = kept_by_min_p(p.min_p, c->enough_for_min_p, least);
-    most = kept_by_min_p(p.min_p, c->enough_for_min_p, most);
+    least = kept_by_min_p(p->min_p, c->enough_for_min_p, least);
+    most = kept_by_min_p(p->min_p, c->enough_for_min_p, most);
     span[n_spans++] = { first_to_reach(m->upto, (unsigned long long)wanted_by_draw(u, least)),
                         first_to_reach(m->upto, (unsigned long long)wanted_by_draw(u, most)) };
     n_spans = join_spans(span, n_spans);
@@ -345,10 +329,9 @@ static __device__ __forceinline__ void choose_ranges(const yard_sample_params &p
         const uint32_t low = one_bits - (span[i].last << shift) - ((1u << shift) - 1);
         const uint64_t before = before_bin(span[i].first);
 
-        c->range[i] = { one_bits - (span[i].first << shift), max(bins.from, low),
-                        in_each_byte(span[i].first), in_each_byte(span[i].last), before - passed };
+        c->range[i] = { one_bits - (span[i].first << shift), max(bins.from, low), before - passed };
         if (bin_of_k >= span[i].first && bin_of_k <= span[i].last)
-            c->last_of_top_k = (uint32_t)p.top_k - 1 + n_passed -
+            c->last_of_top_k = (uint32_t)p->top_k - 1 + n_passed -
                                (span[i].first == 0 ? 0 : m->n_upto[span[i].first - 1]);
         passed += m->upto[span[i].last] - before;
         n_passed +=
@@ -356,9 +339,12 @@ static __device__ __forceinline__ void choose_ranges(const yard_sample_params &p
     }
 }
 
-/* What the slices weigh together, from a lane's. */
-static __device__ __forceinline__ void add_slices(slice_weighed x, row_choice *c)
+/* What the slices weigh together; in the first warp. */
+static __device__ __forceinline__ void add_slices(const piece &w, row_choice *c)
 {
+    const uint32_t lane = lane_of();
+    slice_weighed x = lane < w.n_slices ? w.slot->weighed[lane] : slice_weighed{};
+
     for (int d = WARP_LANES / 2; d > 0; d /= 2) {
         x.all += __shfl_xor_sync(0xffffffffu, x.all, d);
         x.enough_for_min_p += __shfl_xor_sync(0xffffffffu, x.enough_for_min_p, d);
@@ -436,18 +422,13 @@ static __device__ __forceinline__ void weigh(const sample_args &n, const piece &
         w.slot->weighed[w.slice] = sums;
     if (!arrive(&w.slot->n_weighed, w.n_slices))
         return;
-    /* All that is read is asked for together with the bins. */
-    const yard_sample_params q = n.a.rows[w.row].params;
-    const slice_weighed slice =
-        lane_of() < w.n_slices ? w.slot->weighed[lane_of()] : slice_weighed{};
-    row_choice c = {};
-    c.scale = scale;
-    c.uniform = uniform_of(&n.a.rows[w.row]);
     take_bins(w, counts);
     if (threadIdx.x >= WARP_LANES)
         return;
-    add_slices(slice, &c);
-    choose_ranges(q, bins, &c);
+    row_choice c = {};
+    c.scale = scale;
+    add_slices(w, &c);
+    choose_ranges(n, w, bins, &c);
     if (threadIdx.x == 0) {
         w.slot->choice = c;
         w.slot->n_weighed = 0;
