@@ -35,6 +35,8 @@ yard_check(checks.symbols_ep COMMAND ${YARD_PYTHON} ${tools}/check_symbols.py ${
            $<TARGET_FILE:yard_ep_static> $<TARGET_FILE:yard_ep_shared> status.h fabric.h ep.h)
 yard_check(checks.symbols_ops COMMAND ${YARD_PYTHON} ${tools}/check_symbols.py ${CMAKE_SOURCE_DIR}
            $<TARGET_FILE:yard_ops_static> $<TARGET_FILE:yard_ops_shared> status.h ops.h)
+yard_check(checks.tables COMMAND ${YARD_PYTHON} ${tools}/bench_tables.py --check)
+yard_check(checks.tables_selftest COMMAND ${YARD_PYTHON} ${tools}/bench_tables.py --self-test)
 yard_check(tidy LONG COMMAND bash ${tools}/check_tidy.sh ${CMAKE_BINARY_DIR})
 set_tests_properties(tidy PROPERTIES TIMEOUT 3600) # a minute a file or so, and there are hundreds
 yard_check(model.golden_numpy LONG COMMAND bash ${tools}/check_golden.sh demo)

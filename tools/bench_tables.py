@@ -11,12 +11,16 @@ by device. Of rows that measure the same case on the same device the newest stay
 
     tools/bench_tables.py            write the tables
     tools/bench_tables.py --check    exit 1 when a table is not what the rows say
+    tools/bench_tables.py --self-test    that a check can fail
 """
 import argparse
 import json
 import pathlib
 import re
 import sys
+import tempfile
+
+from check_common import self_test
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- bench:(\S+)((?: \S+=\S+)*) -->\n).*?(<!-- /bench -->)", re.S)
@@ -128,23 +132,46 @@ def tables(rows, name, conditions):
     return text + "\n"
 
 
+def fill(page, rows):
+    """The page's text with its tables made anew."""
+    text = page.read_text()
+    if not BLOCK.search(text):
+        sys.exit(f"{page}: no marker <!-- bench:NAME --> .. <!-- /bench -->")
+
+    def table_of(block):
+        conditions = [word.split("=", 1) for word in block[3].split()]
+        return block[1] + tables(rows, block[2], conditions) + block[4]
+
+    return BLOCK.sub(table_of, text)
+
+
+def self_tests(page, rows):
+    """A page as its rows say passes; one figure changed, or a row gone, does not."""
+    text = fill(page, rows)
+    figure = re.search(r"\| (\d+\.\d) µs \|", text)[1]
+    with tempfile.TemporaryDirectory() as folder:
+        def is_stale(text, rows):
+            copy = pathlib.Path(folder) / "page.md"
+            copy.write_text(text)
+            return fill(copy, rows) != text
+
+        self_test("tables", [("as it is", is_stale(text, rows), False),
+                             ("a figure", is_stale(text.replace(figure, "0.0", 1), rows), True),
+                             ("a row", is_stale(text, rows[1:]), True)])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when stale")
+    parser.add_argument("--self-test", action="store_true")
     parser.add_argument("--results", type=pathlib.Path, default=ROOT / "bench" / "results")
     parser.add_argument("--page", type=pathlib.Path, default=ROOT / "docs" / "performance.md")
     args = parser.parse_args()
 
     rows = newest(read_rows(args.results))
-    old = args.page.read_text()
-    if not BLOCK.search(old):
-        sys.exit(f"{args.page}: no marker <!-- bench:NAME --> .. <!-- /bench -->")
-
-    def fill(block):
-        conditions = [word.split("=", 1) for word in block[3].split()]
-        return block[1] + tables(rows, block[2], conditions) + block[4]
-
-    new = BLOCK.sub(fill, old)
+    if args.self_test:
+        self_tests(args.page, rows)
+    old, new = args.page.read_text(), fill(args.page, rows)
     if args.check and new != old:
         sys.exit(f"{args.page}: stale; run tools/bench_tables.py")
     if new != old:
