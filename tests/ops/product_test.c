@@ -1,5 +1,6 @@
 /* Linear, grouped linear and per-head products of every variant: against double precision, and bit
  * for bit against the definition. ctest: sanitize */
+#include "ops/cpu/cpu.h"
 #include "ops/ops_test.h"
 
 static const yard_dtype x_types[] = { YARD_F32, YARD_BF16, YARD_FP8_E4M3 };
@@ -8,6 +9,29 @@ static const yard_dtype w_types[] = { YARD_FP8_E4M3, YARD_BF16, YARD_F16, YARD_F
 static bool makes_sense(yard_dtype x, yard_dtype w)
 {
     return x != YARD_FP8_E4M3 || w == YARD_FP8_E4M3;
+}
+
+static const cpu_kernels *usual;
+
+static bool other_fp8_dot_many(void)
+{
+    return !usual->fp8_dot_many();
+}
+
+/* One more: AVX-512 with products of many rows in the way that other processors make them. */
+static uint32_t open_product_variants(yard_stream *streams)
+{
+    static cpu_kernels other;
+    const yard_ops_config config = { .n_threads = 3, .variant = "avx512", .limits = test_limits() };
+    const uint32_t n = open_variants(streams);
+
+    if (yard_ops_cpu.open(&streams[n], &config, NULL) != YARD_OK)
+        return n;
+    usual = streams[n]->kernels;
+    other = *usual;
+    other.fp8_dot_many = other_fp8_dot_many;
+    streams[n]->kernels = &other;
+    return n + 1;
 }
 
 static void check_product(uint64_t seed, yard_rows x, size_t x_row, const yard_matrix *w,
@@ -57,7 +81,7 @@ static void one_linear(yard_stream *streams, uint32_t n_streams, uint64_t seed, 
 static void linear(void **state)
 {
     yard_stream streams[MAX_VARIANTS];
-    const uint32_t n = open_variants(streams);
+    const uint32_t n = open_product_variants(streams);
 
     (void)state;
     for (uint64_t seed = 1; seed <= 40; seed++)
@@ -86,7 +110,7 @@ static void extremes(void **state)
 {
     enum { ROWS = 13, TOKENS = 66 };
     yard_stream streams[MAX_VARIANTS];
-    const uint32_t n_streams = open_variants(streams);
+    const uint32_t n_streams = open_product_variants(streams);
     const int32_t n = TOKENS;
     rng r = { 17 };
 
@@ -124,7 +148,7 @@ static void long_rows(void **state)
     static const uint32_t lengths[] = { 1023, 1024, 1025, 1056, 1152, 2047, 2560, 3001 };
     static const int32_t counts[] = { 1, 2, 3, 4, 5, 6, 7, 65, 130 };
     yard_stream streams[MAX_VARIANTS];
-    const uint32_t n_streams = open_variants(streams);
+    const uint32_t n_streams = open_product_variants(streams);
     rng r = { 11 };
 
     (void)state;
@@ -159,7 +183,7 @@ static void padded_rows(void **state)
 {
     enum { N = 3, COLS = 128, LD = 144, ROWS = 8 };
     yard_stream streams[MAX_VARIANTS];
-    const uint32_t n_streams = open_variants(streams);
+    const uint32_t n_streams = open_product_variants(streams);
     const int32_t n = N;
     rng r = { 5 };
     const random_matrix w = make_matrix(&r, YARD_FP8_E4M3, ROWS, COLS, 0, 0, 128);
@@ -198,7 +222,7 @@ static void every_code(void **state)
 {
     enum { CODES = 256, COLS = 64 };
     yard_stream streams[MAX_VARIANTS];
-    const uint32_t n_streams = open_variants(streams);
+    const uint32_t n_streams = open_product_variants(streams);
     uint8_t *w = malloc(CODES * COLS), *x = malloc(CODES * COLS);
     float w_scale[1] = { 0.5f }, *x_scale = malloc(CODES * sizeof(float));
     const yard_matrix m = { .dtype = YARD_FP8_E4M3,
@@ -250,7 +274,7 @@ static void nan_among_codes(void **state)
     enum { ROWS = 20, COLS = 200, MOST = 16 };
     static const int32_t counts[] = { 1, 3, 5, MOST };
     yard_stream streams[MAX_VARIANTS];
-    const uint32_t n_streams = open_variants(streams);
+    const uint32_t n_streams = open_product_variants(streams);
     rng r = { 31 };
     const random_matrix w = make_matrix(&r, YARD_FP8_E4M3, ROWS, COLS, 0, 0, 128);
     const yard_rows x = random_rows(&r, YARD_FP8_E4M3, MOST, COLS);
@@ -421,7 +445,7 @@ static void rows_are_independent(void **state)
 {
     enum { ROWS = 75, COLS = 300, N_OUT = 61 };
     yard_stream streams[MAX_VARIANTS];
-    const uint32_t n_streams = open_variants(streams);
+    const uint32_t n_streams = open_product_variants(streams);
     rng r = { 7 };
 
     (void)state;
@@ -463,7 +487,7 @@ static void grouped_linear(void **state)
         { 0, 70, 0, 3, 130, 0, 0, 0, 9 }, /* more than a product holds at once */
     };
     yard_stream streams[MAX_VARIANTS];
-    const uint32_t n_streams = open_variants(streams);
+    const uint32_t n_streams = open_product_variants(streams);
 
     (void)state;
     for (uint32_t s = 0; s < 5; s++) {
@@ -508,7 +532,7 @@ static void grouped_layouts(void **state)
     enum { GROUPS = 3, N_OUT = 70, COLS = 200, MAX_ROWS = 64, X_ROWS = 10 };
     static const int32_t offset[GROUPS + 1] = { 0, 16, 32, 64 }, count[GROUPS] = { 5, 0, 20 };
     yard_stream streams[MAX_VARIANTS];
-    const uint32_t n_streams = open_variants(streams);
+    const uint32_t n_streams = open_product_variants(streams);
     rng r = { 77 };
     const yard_rows x = random_rows(&r, YARD_FP8_E4M3, X_ROWS, COLS);
     yard_matrix parts[GROUPS * 2], w[GROUPS];
@@ -576,7 +600,7 @@ static void grouped_layouts(void **state)
 static void table(void **state)
 {
     yard_stream streams[MAX_VARIANTS];
-    const uint32_t n_streams = open_variants(streams);
+    const uint32_t n_streams = open_product_variants(streams);
     uint8_t out[3] = { 0 };
     yard_graph *graph = NULL;
     void *memory = NULL;
@@ -704,7 +728,7 @@ static void head_linear(void **state)
         { 3, 40, 24, 72 },    /* nothing is a multiple of anything */
     };
     yard_stream streams[MAX_VARIANTS];
-    const uint32_t n = open_variants(streams);
+    const uint32_t n = open_product_variants(streams);
 
     (void)state;
     for (size_t s = 0; s < 4; s++)

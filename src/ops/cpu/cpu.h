@@ -26,8 +26,7 @@ enum {
     PANEL_ROWS = 8,        /* rows of w decoded at once for them */
     PANEL_K = 512,         /* and so many columns of them, a multiple of YARD_GROUP */
     BLOCK_ROWS = 32,       /* rows of w that use a panel's columns of x in turn */
-    STRIP_PANEL_ROWS = 12, /* the same two for products by strips */
-    STRIP_BLOCK_ROWS = 36,
+    STRIP_BLOCK_ROWS = 64, /* the same for products by strips, at most */
     FEW_ROWS = 4,          /* up to so many rows of x, w is decoded in registers instead */
     MAX_ROW_GAP = 512,     /* floats between rows of x, at most: see row_form_ld() */
     SQUARE_LANES = 64,     /* of a norm's sum: enough for a GPU to make the same sum at speed */
@@ -98,14 +97,14 @@ typedef struct piece_ahead {
 } piece_ahead;
 
 /* Columns [at, at + n_k) of x times a panel of w, both laid out by the functions below; see
- * strips_avx2.c. Sums may be cut like dot's. */
+ * strips_avx2.c and strips_avx512.c. Sums may be cut like dot's. */
 typedef struct strip_args {
     const float *x;
     size_t x_ld;
     uint32_t n_x;
-    uint32_t at, n_k; /* at is a multiple of PANEL_K, n_k at most as much */
-    const uint16_t *w;
-    uint32_t n_w;        /* <= STRIP_PANEL_ROWS */
+    uint32_t at, n_k;    /* at is a multiple of PANEL_K, n_k at most as much */
+    const void *w;       /* as lay_w made it */
+    uint32_t n_w;        /* <= panel_rows */
     const float *factor; /* as dot's; NULL: no scales */
     float *sums;         /* as dot's lanes, in an order of its own */
     bool continued;      /* sums holds those of earlier columns */
@@ -124,12 +123,13 @@ typedef struct strip_source {
 
 /* Products of more than FEW_ROWS rows with FP8 or BF16 weights. */
 typedef struct strip_kernels {
+    uint32_t panel_rows, block_rows; /* see PANEL_ROWS, BLOCK_ROWS */
     /* A row, the m-th of n_x, becomes part of x: in quads for FP8, in pairs for BF16. */
     void (*lay_quads)(const float *quads, uint32_t n_k, uint32_t m, uint32_t n_x, float *x,
                       size_t x_ld);
     void (*lay_pairs)(const float *pairs, uint32_t n_k, uint32_t m, uint32_t n_x, float *x,
                       size_t x_ld);
-    void (*lay_w)(const strip_source *s, uint16_t *w);
+    void (*lay_w)(const strip_source *s, void *w);
     void (*dot)(const strip_args *a);
 } strip_kernels;
 
@@ -151,8 +151,9 @@ typedef struct cpu_kernels {
     void (*dot)(const dot_args *a);
     void (*raw_dot)(const raw_dot_args *a);
     /* Products of FP8 with FP8, by a way of their own; NULL: as f32. codes_to_bf16 makes the rows
-     * of x for it. */
+     * of x for it. For more than FEW_ROWS rows if fp8_dot_many says so, else by strips. */
     void (*fp8_dot)(const fp8_dot_args *a);
+    bool (*fp8_dot_many)(void);
     void (*codes_to_bf16)(const uint8_t *codes, uint32_t n, uint16_t *dst);
     const strip_kernels *fp8_strips, *bf16_strips; /* NULL: these products are dot's */
     const code_kernels *codes; /* NULL, or not usable: these products are raw_dot's */
@@ -181,6 +182,7 @@ void yard_cpu_raw_dot_avx2(const raw_dot_args *a);
 void yard_cpu_decode_pairs_avx2(yard_dtype dtype, const void *src, uint32_t n, float *dst);
 void yard_cpu_pairs_to_quads_avx2(float *values, uint32_t n);
 extern const strip_kernels yard_cpu_strips_avx2;
+extern const strip_kernels yard_cpu_strips_avx512;
 extern const code_kernels yard_cpu_codes_avx2;
 /* Of kernels_avx2.c, for AVX-512 too. */
 void yard_cpu_scale_avx2(float *acc, uint32_t n, float f);

@@ -2,7 +2,8 @@
  * value and every product of two of them an f32 value, so the processor's bf16 dot product, which
  * adds a lane's odd element and then its even one, each sum rounded to nearest, gives the bits of
  * the definition. (It flushes denormals; sums of such products are multiples of 2^-18.) A register
- * has the lanes of two rows of w. */
+ * has the lanes of two rows of w. More than a few rows of x come here on processors where that dot
+ * product is faster than f32 multiply-adds; strips_avx512.c is for the others. */
 #include "ops/cpu/cpu.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
@@ -19,23 +20,6 @@ INLINE __m512bh load_x(const uint16_t *x, int q)
     const uint16_t *at = x + q % 2 * CHUNK + q / 2 * LANES;
 
     return (__m512bh)_mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(const void *)at));
-}
-
-/* Up to a CHUNK of codes, n of them, of two rows as bf16: two values of each lane, then two more.
- */
-INLINE bf16_step load_w(const code_tables *t, const uint8_t *first, const uint8_t *second,
-                        uint32_t n)
-{
-    __m256i a, b;
-
-    if (n >= CHUNK) {
-        a = _mm256_loadu_si256((const __m256i *)(const void *)first);
-        b = _mm256_loadu_si256((const __m256i *)(const void *)second);
-    } else {
-        a = _mm256_maskz_loadu_epi8((1u << n) - 1, first);
-        b = _mm256_maskz_loadu_epi8((1u << n) - 1, second);
-    }
-    return widen_codes(t, _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1));
 }
 
 /* Pairwise, both rows: see LANES. */
@@ -67,7 +51,7 @@ INLINE void few_step(const code_tables *t, const uint16_t *x, size_t x_ld, const
 {
     for (int c = 0; c < 2; c++) {
         const uint32_t at_k = (uint32_t)c * CHUNK;
-        const bf16_step v = load_w(t, w + at_k, w + second + at_k, n > at_k ? n - at_k : 0);
+        const bf16_step v = load_two_rows(t, w + at_k, w + second + at_k, n > at_k ? n - at_k : 0);
 
         for (int m = 0; m < mx; m++)
             for (int h = 0; h < 2; h++)
@@ -156,7 +140,7 @@ static void decode_panel(const fp8_dot_args *a, const code_tables *t, const pane
         uint16_t *dst = p->w + (size_t)n * FP8_PANEL_K;
 
         for (uint32_t k = 0; k < p->n_k; k += CHUNK, dst += 2 * CHUNK) {
-            const bf16_step v = load_w(t, first + k, second + k, p->n_k - k);
+            const bf16_step v = load_two_rows(t, first + k, second + k, p->n_k - k);
 
             _mm512_store_si512(dst, v.at[0]);
             _mm512_store_si512(dst + CHUNK, v.at[1]);

@@ -130,20 +130,19 @@ static void add_strip_panel(const strip_kernels *strips, cpu_scratch *scratch,
 {
     const size_t element_bytes = yard_dtype_bytes(a->w->dtype);
     const uint8_t *rows = matrix_row(a->w, a->w_first + n);
-    uint16_t *panel = (uint16_t *)(void *)scratch->panel;
 
     strips->lay_w(&(strip_source){ .dtype = a->w->dtype,
                                    .first = rows + b->at * element_bytes,
                                    .ld_bytes = a->w->ld * element_bytes,
                                    .n_w = n_w,
                                    .n_k = b->n_k },
-                  panel);
+                  scratch->panel);
     strips->dot(&(strip_args){ .x = a->x.x,
                                .x_ld = a->x.ld,
                                .n_x = a->x.n_x,
                                .at = b->at,
                                .n_k = b->n_k,
-                               .w = panel,
+                               .w = scratch->panel,
                                .n_w = n_w,
                                .factor = b->factor,
                                .sums = lanes,
@@ -200,10 +199,10 @@ static uint32_t rows_of_block(const product_args *a, uint32_t n, uint32_t most)
 
 static void product_many(const cpu_kernels *k, cpu_scratch *scratch, const product_args *a)
 {
-    const bool strips = strips_of(k, a->x.form) != NULL;
+    const strip_kernels *strips = strips_of(k, a->x.form);
 
     for (uint32_t n = 0, n_w; n < a->n_w; n += n_w) {
-        n_w = rows_of_block(a, n, strips ? STRIP_BLOCK_ROWS : BLOCK_ROWS);
+        n_w = rows_of_block(a, n, strips ? strips->block_rows : BLOCK_ROWS);
         for (uint32_t at = 0; at < a->w->cols; at += PANEL_K) {
             const uint32_t left = a->w->cols - at;
             add_block(k, scratch, a,
@@ -211,7 +210,7 @@ static void product_many(const cpu_kernels *k, cpu_scratch *scratch, const produ
                                .n_w = n_w,
                                .at = at,
                                .n_k = left < PANEL_K ? left : PANEL_K,
-                               .panel_rows = strips ? STRIP_PANEL_ROWS : PANEL_ROWS });
+                               .panel_rows = strips ? strips->panel_rows : PANEL_ROWS });
         }
     }
 }
@@ -252,9 +251,9 @@ static row_form product_form(const cpu_kernels *k, const row_source *source, con
     const bool many = n_x > FEW_ROWS;
 
     if (w->dtype == YARD_FP8_E4M3)
-        return k->fp8_dot && has_scales(source) ? ROW_BF16
-               : k->fp8_strips && many          ? ROW_QUAD_STRIPS
-                                                : ROW_QUADS;
+        return k->fp8_dot && has_scales(source) && (!many || k->fp8_dot_many()) ? ROW_BF16
+               : k->fp8_strips && many                                          ? ROW_QUAD_STRIPS
+                                                                                : ROW_QUADS;
     return k->bf16_strips && many && w->dtype == YARD_BF16 ? ROW_PAIR_STRIPS : ROW_PAIRS;
 }
 

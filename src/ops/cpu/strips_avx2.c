@@ -20,6 +20,7 @@
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
 #include "ops/cpu/lanes_avx2.h"
+#include "ops/cpu/strips.h"
 #include "ops/cpu/widen_codes_avx2.h"
 
 enum { STRIP_ROWS = 4, TILE_ROWS = 3, TILE_SUMS = STRIP_ROWS * TILE_ROWS * LANES };
@@ -37,11 +38,6 @@ static uint32_t strip_rows(uint32_t left)
 static uint32_t tile_rows(uint32_t left)
 {
     return left == 4 || left < 3 ? (left < 2 ? left : 2) : 3;
-}
-
-static uint32_t chunks_of(uint32_t n_k)
-{
-    return (n_k + CHUNK - 1) / CHUNK;
 }
 
 /* In this order of instructions: 12 sums, three vectors of w and one of x are all the registers
@@ -238,40 +234,6 @@ INLINE void add_tile(const strip_args *a, const float *x, const uint16_t *w, con
         finish_tile(sums, factor, mx, nw, y, a->y_ld);
 }
 
-/* What is left to ask for of a piece ahead: from `at` to the end of a row, and the rows after. */
-typedef struct fetcher {
-    const piece_ahead *piece;
-    const uint8_t *at, *row_end;
-    uint32_t n_rows, lines_per_tile;
-} fetcher;
-
-static fetcher start_fetch(const strip_args *a)
-{
-    const piece_ahead *p = &a->ahead;
-    const uint32_t n_lines = p->n_rows * yard_ceil_div(p->n_bytes, 64);
-    const uint32_t n_tiles = yard_ceil_div(a->n_x, STRIP_ROWS) * yard_ceil_div(a->n_w, TILE_ROWS);
-
-    return (fetcher){ .piece = p,
-                      .at = p->first,
-                      .row_end = p->first + p->n_bytes,
-                      .n_rows = p->n_rows,
-                      .lines_per_tile = yard_ceil_div(n_lines, n_tiles) };
-}
-
-/* A few lines with every tile: all at once would wait for each other, and products for them. */
-static void fetch_some(fetcher *f)
-{
-    for (uint32_t i = 0; i < f->lines_per_tile && f->n_rows > 0; i++) {
-        __builtin_prefetch(f->at, 0, 2);
-        f->at += 64;
-        if (f->at >= f->row_end) {
-            f->at = f->row_end - f->piece->n_bytes + f->piece->ld_bytes;
-            f->row_end += f->piece->ld_bytes;
-            f->n_rows--;
-        }
-    }
-}
-
 /* A strip of mx rows from m0 on meets all tiles, which stay in the first cache. */
 INLINE void dot_strip(const strip_args *a, uint32_t m0, int mx, fetcher *f)
 {
@@ -282,7 +244,7 @@ INLINE void dot_strip(const strip_args *a, uint32_t m0, int mx, fetcher *f)
     const size_t w_ld = pad_lanes(a->n_k);
 
     for (uint32_t n = 0, nw; n < a->n_w; n += nw, sums += nw * (size_t)(lanes * mx)) {
-        const uint16_t *w = a->w + n * w_ld;
+        const uint16_t *w = (const uint16_t *)a->w + n * w_ld;
         float *y = a->y ? a->y + m0 * a->y_ld + n : NULL;
 
         fetch_some(f);
@@ -298,7 +260,8 @@ INLINE void dot_strip(const strip_args *a, uint32_t m0, int mx, fetcher *f)
 
 static void dot(const strip_args *a)
 {
-    fetcher f = start_fetch(a);
+    fetcher f = start_fetch(&a->ahead,
+                            yard_ceil_div(a->n_x, STRIP_ROWS) * yard_ceil_div(a->n_w, TILE_ROWS));
 
     for (uint32_t m = 0, mx; m < a->n_x; m += mx) {
         mx = strip_rows(a->n_x - m);
@@ -416,7 +379,7 @@ INLINE void lay_dtype(const strip_source *s, yard_dtype dtype, uint16_t *w)
     }
 }
 
-static void lay_w(const strip_source *s, uint16_t *w)
+static void lay_w(const strip_source *s, void *w)
 {
     if (s->dtype == YARD_FP8_E4M3)
         lay_dtype(s, YARD_FP8_E4M3, w);
@@ -424,8 +387,11 @@ static void lay_w(const strip_source *s, uint16_t *w)
         lay_dtype(s, YARD_BF16, w);
 }
 
-const strip_kernels yard_cpu_strips_avx2 = {
-    .lay_quads = lay_quads, .lay_pairs = lay_pairs, .lay_w = lay_w, .dot = dot
-};
+const strip_kernels yard_cpu_strips_avx2 = { .panel_rows = 12,
+                                             .block_rows = 36,
+                                             .lay_quads = lay_quads,
+                                             .lay_pairs = lay_pairs,
+                                             .lay_w = lay_w,
+                                             .dot = dot };
 
 #endif

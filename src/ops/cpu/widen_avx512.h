@@ -72,6 +72,30 @@ INLINE __m512i load_codes(const uint8_t *w, uint32_t n)
     return n >= STEP ? _mm512_loadu_si512(w) : _mm512_maskz_loadu_epi8(((uint64_t)1 << n) - 1, w);
 }
 
+/* Up to a CHUNK of codes, n of them, of two rows as bf16: two values of each lane, then two more.
+ */
+INLINE bf16_step load_two_rows(const code_tables *t, const uint8_t *first, const uint8_t *second,
+                               uint32_t n)
+{
+    __m256i a, b;
+
+    if (n >= STEP / 2) {
+        a = _mm256_loadu_si256((const __m256i *)(const void *)first);
+        b = _mm256_loadu_si256((const __m256i *)(const void *)second);
+    } else {
+        a = _mm256_maskz_loadu_epi8((1u << n) - 1, first);
+        b = _mm256_maskz_loadu_epi8((1u << n) - 1, second);
+    }
+    return widen_codes(t, _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1));
+}
+
+/* Pairs of bf16 values as f32. */
+INLINE void split_bf16(__m512i two, __m512 *odd, __m512 *even)
+{
+    *odd = _mm512_castsi512_ps(_mm512_and_si512(two, _mm512_set1_epi32((int)0xffff0000u)));
+    *even = _mm512_castsi512_ps(_mm512_slli_epi32(two, 16));
+}
+
 /* Pairwise: l with l + 8, l + 4, l + 2, l + 1. */
 INLINE float add_lanes(__m512 v)
 {
