@@ -127,8 +127,7 @@ static const struct argp_option option_list[] = {
     { "cuda-variant", KEY_CUDA_VARIANT, "NAME", 0, YARD_CLI_CUDA_VARIANT_HELP, 0 },
     { "cuda-choices", KEY_CUDA_CHOICES, "FILE", 0, YARD_CLI_CUDA_CHOICES_HELP, 0 },
     { "pin", KEY_PIN, "WHERE", 0, YARD_CLI_PIN_HELP, 0 },
-    { "cpu-variant", KEY_VARIANT, "NAME", 0,
-      "c, avx2, avx512 or amx (default: the best of the first three)", 0 },
+    { "cpu-variant", KEY_VARIANT, "NAME", 0, YARD_CLI_CPU_VARIANT_HELP, 0 },
     { "ranks", KEY_RANKS, "N", 0,
       "On N ranks, beside one rank: decode, what a group costs beside computing, start. --threads "
       "(default 1) are those of a rank, --batch the requests of an instance, --prompt-tokens one "

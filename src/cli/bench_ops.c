@@ -97,8 +97,7 @@ static const struct argp_option option_list[] = {
     { "table", KEY_TABLE, "NAME", 0, "fast or deterministic (default: all the device has)", 0 },
     { "threads", KEY_THREADS, "N", 0, "CPU threads (default: all processors)", 0 },
     { "pin", KEY_PIN, "WHERE", 0, YARD_CLI_PIN_HELP, 0 },
-    { "cpu-variant", KEY_VARIANT, "NAME", 0,
-      "c, avx2, avx512 or amx (default: the best of the first three)", 0 },
+    { "cpu-variant", KEY_VARIANT, "NAME", 0, YARD_CLI_CPU_VARIANT_HELP, 0 },
     { "repeat", KEY_REPEAT, "N", 0, "Timed calls of a case, at most 2 s of them (default 30)", 0 },
     { "blas", KEY_BLAS, "LIBRARY", 0,
       "Beside each linear, the same product by sgemm of this library (libopenblas.so.0)", 0 },
@@ -152,6 +151,24 @@ static bool is_known(const char *name)
                 return true;
     }
     return false;
+}
+
+/* Every operation once, in the order of the tables. */
+static void list_ops(char *text, size_t n_bytes)
+{
+    const char *last = "";
+    size_t at = 0;
+
+    for (size_t f = 0; f < N_FILES; f++) {
+        uint32_t n;
+        const yard_bench_ops_case *list = files[f](&n);
+
+        for (uint32_t i = 0; i < n && at < n_bytes; last = list[i++].op)
+            if (strcmp(list[i].op, last) != 0)
+                at += (size_t)snprintf(text + at, n_bytes - at, "%s, ", list[i].op);
+    }
+    snprintf(text + (at < n_bytes ? at : n_bytes - 1), at < n_bytes ? n_bytes - at : 1,
+             "or uses such as q_b");
 }
 
 static yard_status walk(ops_bench *b, uint32_t *n_found, case_fn fn, yard_error *err)
@@ -329,9 +346,12 @@ static yard_status prepare(ops_bench *b, yard_error *err)
 
     if (!st)
         st = find_model(b, err);
-    if (!st && b->args.ops)
-        st = yard_bench_check_names("--ops", b->args.ops, is_known,
-                                    "linear, grouped_linear, mla_decode, moe_route or q_b", err);
+    if (!st && b->args.ops) {
+        char names[512];
+
+        list_ops(names, sizeof(names));
+        st = yard_bench_check_names("--ops", b->args.ops, is_known, names, err);
+    }
     if (!st)
         st = walk(b, &n, NULL, err);
     if (!st && n == 0)

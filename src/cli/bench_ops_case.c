@@ -42,7 +42,10 @@ static yard_status place_host(run *r, yard_error *err)
     r->host.arena =
         (yard_arena){ .base = yard_pages_alloc(r->set_bytes), .size_bytes = r->set_bytes };
     if (!r->host.arena.base)
-        return yard_fail(err, YARD_ENOMEM, "bench ops: %zu bytes for %s", r->set_bytes, r->c->op);
+        return yard_fail(
+            err, YARD_ENOMEM,
+            "no memory for the %zu bytes of %s: fewer --tokens or a shorter --context may do",
+            r->set_bytes, r->c->op);
     r->c->place(r->c, &r->size, &r->host, true);
     yard_bench_ops_fill_set(&r->host);
     r->c->count(r->c, &r->size, &r->host, &r->bytes, &r->flops, r->shape);

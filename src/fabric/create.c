@@ -140,6 +140,18 @@ static const yard_fabric_ops *find_transport(const char *name)
     return NULL;
 }
 
+static yard_status unknown_transport(const char *name, yard_error *err)
+{
+    char known[128] = "";
+    size_t at = 0;
+
+    for (size_t i = 0; i < sizeof(transports) / sizeof(transports[0]) && at < sizeof(known); i++)
+        at += (size_t)snprintf(known + at, sizeof(known) - at, "%s%s", i ? ", " : "",
+                               transports[i]->name);
+    return yard_fail(err, YARD_ENOTSUP,
+                     "fabric: transport: want one of this build's (%s), got '%s'", known, name);
+}
+
 static yard_status choose_transport(yard_fabric *f, yard_error *err)
 {
     const bool device = f->config.transport && !strcmp(f->config.transport, "device");
@@ -152,7 +164,7 @@ static yard_status choose_transport(yard_fabric *f, yard_error *err)
 
     f->ops = find_transport(name);
     if (!f->ops)
-        return yard_fail(err, YARD_ENOTSUP, "fabric: transport: '%s' is not in this build", name);
+        return unknown_transport(name, err);
     if ((f->ops == &yard_fabric_shm || f->ops == &yard_fabric_nvlink) && f->n_nodes > 1)
         return yard_fail(err, YARD_EINVAL,
                          "fabric: transport: %s wants all ranks on one node, got %u nodes",

@@ -46,7 +46,8 @@ static const yard_family *find_by_type(yard_json_reader *r, const char *architec
             return f;
     }
     list_names(architecture, true, list);
-    yard_json_fail(r, YARD_ENOTSUP, "model_type", "only %s implemented, found %s", list,
+    yard_json_fail(r, YARD_ENOTSUP, "model_type",
+                   "of architecture '%s' only %s implemented, found %s", architecture, list,
                    yard_json_describe(type, what));
     return NULL;
 }

@@ -90,7 +90,7 @@ grep -q 'EP is no multiple of TP; nearest: EP 3, DP 3, TP 1' "$dir/err" || fail 
 expect 1 $model --prompt x --ranks 2 --exact --kv-dtype fp8
 grep -q 'KV cache fp8: want quantised mode, got exact' "$dir/err" || fail "exact and FP8: $(cat "$dir/err")"
 expect 1 $model --prompt x --ranks 2 --transport none
-grep -q "transport: 'none'" "$dir/err" || fail "a transport that is not: $(cat "$dir/err")"
+grep -q "transport: want one of .*shm.*, got 'none'" "$dir/err" || fail "a transport that is not: $(cat "$dir/err")"
 expect 1 $model --ids 99999 --ranks 2
 grep -q 'prompt 0: .*99999' "$dir/err" || fail "an id outside the vocabulary: $(cat "$dir/err")"
 

@@ -195,7 +195,9 @@ static void bad_values(void **state)
         { NULL, "architectures", "[]", YARD_EFORMAT,
           "architectures: want a list of one name, found an array of 0" },
         { NULL, "model_type", "\"deepseek_v2\"", YARD_ENOTSUP,
-          "model_type: only 'deepseek_v3' and 'kimi_k2' are implemented, found 'deepseek_v2'" },
+          "model_type: of architecture 'DeepseekV3ForCausalLM' only 'deepseek_v3' and 'kimi_k2' "
+          "are "
+          "implemented, found 'deepseek_v2'" },
         { NULL, "hidden_act", "\"gelu\"", YARD_ENOTSUP,
           "hidden_act: only 'silu' is implemented, found 'gelu'" },
         { NULL, "attention_bias", "true", YARD_ENOTSUP,
@@ -488,9 +490,13 @@ static void family_refusals(void **state)
         { "deepseek_v2_lite", "scoring_func", "\"sigmoid\"",
           "c: scoring_func: only 'softmax' is implemented, found 'sigmoid'" },
         { "deepseek_v2_lite", "model_type", "\"deepseek_v3\"",
-          "c: model_type: only 'deepseek_v2' is implemented, found 'deepseek_v3'" },
+          "c: model_type: of architecture 'DeepseekV2ForCausalLM' only 'deepseek_v2' is "
+          "implemented, "
+          "found 'deepseek_v3'" },
         { "kimi_k2", "model_type", "\"kimi_k3\"",
-          "c: model_type: only 'deepseek_v3' and 'kimi_k2' are implemented, found 'kimi_k3'" },
+          "c: model_type: of architecture 'DeepseekV3ForCausalLM' only 'deepseek_v3' and 'kimi_k2' "
+          "are "
+          "implemented, found 'kimi_k3'" },
         { "kimi_k2", "num_nextn_predict_layers", "1",
           "c: num_nextn_predict_layers: want a whole number from 0 to 0, found 1" },
         { "mixtral_8x7b", "num_key_value_heads", "5",
