@@ -22,11 +22,11 @@ uint64_t yard_cli_argp_u64(struct argp_state *state, const char *option, const c
 float yard_cli_argp_f32(struct argp_state *state, const char *option, const char *text, float min,
                         float max);
 
+/* The name of one of the processor's variants; any other ends the program. Whether this processor
+ * has it is for the engine to say. */
 #define YARD_CLI_CPU_VARIANT_HELP                                                                  \
     "c, avx2, avx512 or amx (default: the best of the first three, which give the same bits; amx " \
     "has sums in another order, so that answers may differ)"
-/* The name of one of the processor's variants; any other ends the program. Whether this processor
- * has it is for the engine to say. */
 const char *yard_cli_argp_cpu_variant(struct argp_state *state, const char *text);
 
 /* cpu or cuda; fast or deterministic; any other word ends the program. Whether there is a GPU is

@@ -4,7 +4,13 @@
  * and modes that have no such cache are refused. */
 #include "service.h"
 
-enum { N_REQUESTS = 12, N_NEW = 48, MAX_PROMPT = SERVICE_MAX_PROMPT - N_NEW };
+enum {
+    N_PROMPTS = 12,
+    N_CUTS = 4,
+    N_REQUESTS = N_PROMPTS * N_CUTS,
+    N_NEW = 48,
+    MAX_PROMPT = SERVICE_MAX_PROMPT - N_NEW
+};
 
 static service_request requests[N_REQUESTS], *all[N_REQUESTS];
 static service_request longer[N_REQUESTS], *all_longer[N_REQUESTS]; /* with their answers */
@@ -18,7 +24,8 @@ static yard_engine_config config_of(yard_numeric_mode mode, yard_kv_dtype kv_dty
     return config;
 }
 
-/* The golden prompts: text that the model knows, so that answers stay alike for a while. */
+/* The golden prompts: text that the model knows, so that answers stay alike for a while. Each also
+ * without its last tokens, one to three. */
 static void make_requests(void)
 {
     json_t *root = golden_load("tests/golden/prompts.json");
@@ -26,10 +33,11 @@ static void make_requests(void)
 
     for (uint32_t i = 0; i < N_REQUESTS; i++) {
         service_request *r = &requests[i];
-        const json_t *prompt = json_array_get(prompts, i);
+        const json_t *prompt = json_array_get(prompts, i % N_PROMPTS);
         int32_t *ids = golden_ids(json_object_get(prompt, "ids"), &r->n_prompt);
 
         r->n_prompt = r->n_prompt < MAX_PROMPT ? r->n_prompt : MAX_PROMPT;
+        r->n_prompt -= r->n_prompt > N_CUTS ? i / N_PROMPTS : 0;
         memcpy(r->prompt, ids, r->n_prompt * sizeof(*ids));
         r->n_new = N_NEW;
         r->n_choices = 1;
